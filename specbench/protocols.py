@@ -1,0 +1,162 @@
+"""How an outsider plugs in: structural protocols, nothing to inherit and nothing to register.
+
+Each protocol is one adapter level; a target may satisfy several. `LanguageModel` and `Cache` are not levels: they are
+what the reference decoder drives, so that one decoder runs over our own model and over transformers models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from specbench.steps import FlatTree
+from specbench.tree import DraftTree
+from specbench.types import Generation, Sampling, Stop, Taps, VerifyResult
+
+
+@runtime_checkable
+class TargetModel(Protocol):
+    """Level 0: the weights as the target has them, asked one sequence at a time."""
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """tokens: S ids. Returns float [S, V]; row i predicts token i + 1, computed from tokens 0..i only."""
+        ...
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Level 1: a whole decoder."""
+
+    def generate(
+        self, prompt: list[int], *, max_new_tokens: int, sampling: Sampling, stop: Stop, seed: int
+    ) -> Sequence[int] | Generation:
+        """Returns the new tokens, prompt excluded, an end token included; or a `Generation` with per-round records."""
+        ...
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """Level 2: the acceptance rule alone."""
+
+    def verify(self, tree: DraftTree, target_logits: Tensor, *, sampling: Sampling, coins: Coins) -> VerifyResult:
+        """target_logits: float [N, V], row i follows node i (it judges the children of i, never i itself)."""
+        ...
+
+
+@runtime_checkable
+class TreeModel(Protocol):
+    """Level 3: the model and its cache, driven round by round.
+
+    Invariant I1: between rounds the cache holds exactly the committed tokens but the root. `forward_tree` may also take
+    `taps: Taps | None = None` and fill it; the claims about masks, positions and layers need that.
+    """
+
+    @property
+    def cache_len(self) -> int:
+        """Committed rows in the cache."""
+        ...
+
+    def prefill(self, tokens: list[int]) -> None:
+        """Drop whatever is cached, then cache `tokens` (the prompt without its last token; may be empty)."""
+        ...
+
+    def forward_tree(self, tree: DraftTree) -> Tensor:
+        """One verification forward behind the cache. Returns float [N, V], row i follows node i."""
+        ...
+
+    def commit(self, path: list[int]) -> None:
+        """Keep the rows of the root and of the nodes in `path`, in order, of the last forward; drop its other rows."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` committed rows; rows of an uncommitted forward are dropped too."""
+        ...
+
+    def kv(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The committed keys and values of one layer, each [Hkv, cache_len, D]."""
+        ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Level 5: proposes a tree for a context. May hold a cache of its own, keyed by the context it is given."""
+
+    def draft(
+        self, context: list[int], *, max_nodes: int, max_depth: int, sampling: Sampling, coins: Coins
+    ) -> DraftTree:
+        """context: all committed tokens, the last one the root. At most `max_nodes` drafts, at most `max_depth` deep."""
+        ...
+
+
+class Coins(Protocol):
+    """Where randomness comes from: a seeded generator or scripted uniforms."""
+
+    def uniform(self, num: int) -> Tensor:
+        """float64 [num] in [0, 1)."""
+        ...
+
+
+class SeededCoins:
+    """Coins from a seeded CPU generator."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def uniform(self, num: int) -> Tensor:
+        return torch.rand(num, generator=self._generator, dtype=torch.float64)
+
+
+class Cache(Protocol):
+    """Keys and values of one sequence. `length` counts the rows that reads return; storage behind it is the kind's."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage held now, over all layers."""
+        ...
+
+    def commit(self, prefix_len: int, rows: Sequence[int]) -> None:
+        """Keep the first `prefix_len` rows, then rows `prefix_len + r` for r in `rows`, in that order; drop the rest."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` rows. ValueError when there are fewer."""
+        ...
+
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, each [Hkv, length, D]."""
+        ...
+
+
+class LanguageModel(Protocol):
+    """Weights that the reference decoder can drive: ours (`reference.model`) or transformers' (`reference.hf`)."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def new_cache(self, kind: str = "contiguous") -> Cache:
+        """An empty cache of the named kind; ValueError lists the kinds this model supports."""
+        ...
+
+    def forward(self, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
+        """Computes the M rows of `flat` behind the cache and appends their keys and values. Returns float [M, V]."""
+        ...
+
+    def causal(self, tokens: Tensor, *, taps: Taps | None = None) -> Tensor:
+        """tokens: int64 [B, S], whole sequences, no cache. Returns float [B, S, V]; taps get a leading B dimension."""
+        ...
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """Level 0: float [S, V]."""
+        ...
