@@ -67,6 +67,11 @@ class DraftTree:
             if token >= vocab_size:
                 raise ValueError(f"tokens[{node}] = {token} must be < {vocab_size} (columns of draft_probs)")
 
+    @classmethod
+    def of(cls, tokens: Sequence[int], parents: Sequence[int]) -> DraftTree:
+        """A deterministic tree from plain sequences of ints."""
+        return cls(torch.tensor(list(tokens), dtype=torch.int64), torch.tensor(list(parents), dtype=torch.int64))
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DraftTree):
             return NotImplemented
@@ -165,7 +170,7 @@ class DraftTree:
         """The same shape with one token changed; draft_probs are dropped since they no longer describe it."""
         tokens = list(self.token_list)
         tokens[node] = token
-        return DraftTree(torch.tensor(tokens), self.parents)
+        return DraftTree.of(tokens, self.parent_list)
 
     def draw(self, notes: dict[int, str] | None = None) -> str:
         """The tree as text, one node a line, with an optional note beside a node."""
@@ -185,12 +190,12 @@ class DraftTree:
 
 def root_only(token: int) -> DraftTree:
     """A tree of the root alone: verifying it is one step of plain decoding."""
-    return DraftTree(torch.tensor([token]), torch.tensor([-1]))
+    return DraftTree.of([token], [-1])
 
 
 def chain(tokens: Sequence[int]) -> DraftTree:
     """A tree of width one: `tokens[0]` the root, each next token the child of the one before."""
-    return DraftTree(torch.tensor(list(tokens)), torch.arange(len(tokens)) - 1)
+    return DraftTree.of(tokens, range(-1, len(tokens) - 1))
 
 
 def _as_int64_vector(name: str, values: Sequence[int] | Tensor) -> Tensor:

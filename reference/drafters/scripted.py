@@ -1,0 +1,72 @@
+"""Drafters that play a script: given trees, or trees that the target will accept down to a chosen node.
+
+For tests and claims. They look at the answer on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specbench.protocols import Coins
+from specbench.tree import DraftTree, root_only
+from specbench.types import Sampling
+
+
+@dataclass(frozen=True)
+class RoundScript:
+    """One round: a tree shape with filler tokens, and the node down to which the draft shall be right.
+
+    tokens: N ids (entry 0 is ignored, the root is given). parents: N. accept: a node; 0 makes every draft wrong.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    accept: int = 0
+
+    def __post_init__(self) -> None:
+        DraftTree.of(self.tokens, self.parents)  # validates the shape
+        if not 0 <= self.accept < len(self.tokens):
+            raise ValueError(f"accept = {self.accept} must be >= 0 and < {len(self.tokens)} (a node)")
+
+
+class ScriptedDrafter:
+    """Plays one `RoundScript` a round, over and over.
+
+    expected: prompt and the tokens that plain decoding emits after it. When the context leaves `expected`, or runs past
+    its end, the fillers stand as they are. The budget is not obeyed: a decoder must cut its output by itself.
+    """
+
+    def __init__(self, expected: Sequence[int], rounds: Sequence[RoundScript], *, vocab_size: int) -> None:
+        self._expected = list(expected)
+        self._rounds = list(rounds)
+        self._vocab_size = vocab_size
+        self._num_played = 0
+
+    def draft(
+        self, context: list[int], *, max_nodes: int, max_depth: int, sampling: Sampling, coins: Coins
+    ) -> DraftTree:
+        if not self._rounds:
+            return root_only(context[-1])
+        script = self._rounds[self._num_played % len(self._rounds)]
+        self._num_played += 1
+        return play(script, context, self._expected, self._vocab_size)
+
+
+def play(script: RoundScript, context: Sequence[int], expected: Sequence[int], vocab_size: int) -> DraftTree:
+    """The scripted tree below the last token of `context`.
+
+    Nodes on the way to `script.accept` get the expected tokens; a child of that node that happens to be right is turned
+    into a wrong one, so that acceptance ends where the script says.
+    """
+    tokens = [context[-1], *script.tokens[1:]]
+    tree = DraftTree.of(tokens, script.parents)
+    coming = list(expected[len(context) :]) if list(expected[: len(context)]) == list(context) else []
+    path = tree.path_to(script.accept)
+    for node, token in zip(path[1:], coming, strict=False):
+        tokens[node] = token
+    after = coming[len(path) - 1 : len(path)]
+    for child in tree.children(path[-1]):
+        if after == [tokens[child]]:
+            tokens[child] = (tokens[child] + 1) % vocab_size
+    return DraftTree.of(tokens, script.parents)

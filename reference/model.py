@@ -1,0 +1,292 @@
+"""A Llama-family forward written out: RMSNorm, rotary embedding, grouped heads, SwiGLU, tied or untied head.
+
+In fp64 every operation is fp64, so that logic faults (1e-2) and rounding (1e-15) cannot be confused. In a lower dtype
+norms, rotary angles and softmax are computed in fp32, as engines do. One sequence with an explicit cache, or whole
+causal sequences without one. No batching over caches, no fused attention, no generation loop.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specbench.reference.kv_cache import CACHES
+from specbench.protocols import Cache
+from specbench.steps import FlatTree
+from specbench.types import Taps
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The fields of a Llama checkpoint's config.json that decide what the forward computes."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10_000.0
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads = {self.num_heads} must be a multiple of num_kv_heads = {self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim = {self.head_dim} must be even (rotary embedding turns pairs)")
+
+
+class LlamaModel:
+    """Weights and the forward over them. Satisfies `specbench.protocols.LanguageModel`.
+
+    weights: tensors by their name in a Hugging Face Llama checkpoint ("model.layers.0.self_attn.q_proj.weight" ...),
+    all of one dtype on one device.
+    """
+
+    def __init__(self, config: LlamaConfig, weights: dict[str, Tensor], *, name: str = "reference.model"):
+        self.config = config
+        self.name = name
+        self._weights = weights
+        self._embedding = weights["model.embed_tokens.weight"]
+        self._head = self._embedding if config.tied else weights["lm_head.weight"]
+        # fp16 and bf16 keep norms, angles and softmax in fp32; fp32 and fp64 compute throughout in their own dtype.
+        self._wide = torch.promote_types(self.dtype, torch.float32)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_layers
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._embedding.device
+
+    def to(self, dtype: torch.dtype) -> LlamaModel:
+        """The same weights rounded to (or widened to) another dtype."""
+        return LlamaModel(self.config, {key: one.to(dtype) for key, one in self._weights.items()}, name=self.name)
+
+    def first_layers(self, num_layers: int) -> LlamaModel:
+        """The model cut after `num_layers` layers, with the same norm and head: the weights are shared, not copied."""
+        if not 1 <= num_layers <= self.num_layers:
+            raise ValueError(f"num_layers = {num_layers} must be between 1 and {self.num_layers}")
+        name = f"{self.name}, first {num_layers} layers"
+        return LlamaModel(replace(self.config, num_layers=num_layers), self._weights, name=name)
+
+    def new_cache(self, kind: str = "contiguous") -> Cache:
+        """An empty cache of a kind in `kv_cache.CACHES`."""
+        if kind not in CACHES:
+            raise ValueError(f"cache kind {kind!r} is unknown: choose one of {', '.join(sorted(CACHES))}")
+        return CACHES[kind](
+            num_layers=self.num_layers,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            dtype=self.dtype,
+            device=str(self.device),
+        )
+
+    @torch.no_grad()
+    def forward(self, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
+        """The M rows of `flat` behind the cache, which grows by M rows. Returns float [M, V]."""
+        prefix_len = cache.length
+        mask = torch.cat([torch.ones(flat.num_rows, prefix_len, dtype=torch.bool), flat.mask], dim=1)  # [M, P+M]
+        if taps is not None:
+            taps.node_of_row, taps.position_ids, taps.mask = flat.node_of_row, flat.position_ids, mask
+        hidden = self._hidden_states(flat.tokens[None], flat.position_ids, mask.to(self.device), cache, taps)
+        return hidden[0] @ self._head.T
+
+    @torch.no_grad()
+    def causal(self, tokens: Tensor, *, taps: Taps | None = None) -> Tensor:
+        """tokens: int64 [B, S], whole sequences without a cache. Returns float [B, S, V]; taps have a leading B."""
+        position_ids = torch.arange(tokens.shape[1])
+        mask = position_ids[:, None] >= position_ids[None, :]
+        if taps is not None:
+            taps.position_ids, taps.mask = position_ids, mask
+        return self._hidden_states(tokens, position_ids, mask.to(self.device), None, taps) @ self._head.T
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """Level 0: float [S, V], row i predicts token i + 1."""
+        return self.causal(torch.tensor([list(tokens)], dtype=torch.int64))[0]
+
+    def _hidden_states(
+        self, tokens: Tensor, position_ids: Tensor, mask: Tensor, cache: Cache | None, taps: Taps | None
+    ) -> Tensor:
+        """tokens [B, M], position_ids [M], mask bool [M, P+M]. Returns the normed last hidden state [B, M, hidden]."""
+        config = self.config
+        cos, sin = self._rotation(position_ids.to(self.device))
+        hidden = self._embedding[tokens.to(self.device)]  # [B, M, hidden]
+        for layer in range(config.num_layers):
+            prefix = f"model.layers.{layer}."
+            normed = self._norm(hidden, prefix + "input_layernorm.weight")
+            q = self._heads(normed, prefix + "self_attn.q_proj", config.num_heads)  # [B, Hq, M, D]
+            k = self._heads(normed, prefix + "self_attn.k_proj", config.num_kv_heads)
+            v = self._heads(normed, prefix + "self_attn.v_proj", config.num_kv_heads)
+            q, k = self._rotate(q, cos, sin), self._rotate(k, cos, sin)
+            all_k, all_v = k, v
+            if cache is not None:
+                all_k, all_v = (one[None] for one in cache.append(layer, k[0], v[0]))  # [1, Hkv, P+M, D]
+            weights = self._attention_weights(q, all_k, mask)  # [B, Hq, M, P+M]
+            group = config.num_heads // config.num_kv_heads
+            mixed = weights @ all_v.repeat_interleave(group, dim=1)  # [B, Hq, M, D]
+            attention_output = self._linear(mixed.transpose(1, 2).flatten(2), prefix + "self_attn.o_proj")
+            hidden = hidden + attention_output
+            normed = self._norm(hidden, prefix + "post_attention_layernorm.weight")
+            gate = torch.nn.functional.silu(self._linear(normed, prefix + "mlp.gate_proj"))
+            hidden = hidden + self._linear(gate * self._linear(normed, prefix + "mlp.up_proj"), prefix + "mlp.down_proj")
+            if taps is not None:
+                fields = {"k": k, "v": v, "attention_weights": weights}
+                fields |= {"attention_output": attention_output, "hidden_state": hidden}
+                for key, one in fields.items():
+                    setattr(taps.layer(layer), key, one if cache is None else one[0])
+        return self._norm(hidden, "model.norm.weight")
+
+    def _attention_weights(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        """q [B, Hq, M, D], k [B, Hkv, P+M, D]: query head h reads key head h // (Hq / Hkv)."""
+        k = k.repeat_interleave(self.config.num_heads // self.config.num_kv_heads, dim=1)
+        scores = (q @ k.mT).to(self._wide) / math.sqrt(self.config.head_dim)
+        return scores.masked_fill(~mask, -math.inf).softmax(dim=-1).to(self.dtype)
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        bias = self._weights.get(name + ".bias")
+        out = x @ self._weights[name + ".weight"].T
+        return out if bias is None else out + bias
+
+    def _heads(self, x: Tensor, name: str, num_heads: int) -> Tensor:
+        return self._linear(x, name).unflatten(-1, (num_heads, self.config.head_dim)).transpose(1, 2)
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        wide = x.to(self._wide)
+        scale = torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + self.config.rms_norm_eps)
+        return self._weights[name] * (wide * scale).to(self.dtype)
+
+    def _rotation(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """cos, sin: [M, D/2] in the wide dtype."""
+        exponents = torch.arange(0, self.config.head_dim, 2, device=self.device, dtype=self._wide)
+        angles = position_ids.to(self._wide)[:, None] * self.config.rope_theta ** (-exponents / self.config.head_dim)
+        return angles.cos(), angles.sin()
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary embedding, Llama's half split: dimension i turns with dimension i + D/2."""
+        left, right = x.to(self._wide).chunk(2, dim=-1)
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(self.dtype)
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face checkpoint folder: config.json and model.safetensors."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({key: one.contiguous() for key, one in self._weights.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(_hf_config(self.config, self.dtype), indent=2))
+
+    @classmethod
+    def load(cls, path: str | Path, *, dtype: torch.dtype = torch.float64, device: str = "cpu") -> LlamaModel:
+        """Any Llama-architecture checkpoint that transformers reads, by folder or hub id; weights cast to `dtype`.
+
+        Safetensors only, never remote code. ValueError names the first config field that this forward does not compute.
+        """
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        hf_config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config = _read_hf_config(hf_config, path)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            path, config=hf_config, dtype="auto", use_safetensors=True, trust_remote_code=False
+        )
+        weights = {key: one.to(device=device, dtype=dtype) for key, one in loaded.state_dict().items()}
+        return cls(config, weights, name=Path(path).name)
+
+
+def tiny_llama(config: LlamaConfig, *, seed: int, dtype: torch.dtype = torch.float64) -> LlamaModel:
+    """A seeded random model. Logits have a standard deviation near 2, so greedy output varies and ties are rare."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> Tensor:
+        return torch.randn(rows, columns, generator=generator, dtype=torch.float64) * (gain / math.sqrt(columns))
+
+    def gain_vector() -> Tensor:
+        return 1.0 + 0.1 * torch.randn(config.hidden_size, generator=generator, dtype=torch.float64)
+
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    weights = {"model.embed_tokens.weight": matrix(config.vocab_size, hidden, gain=2.0 * math.sqrt(hidden))}
+    if config.tied:
+        weights["model.embed_tokens.weight"] = matrix(config.vocab_size, hidden, gain=2.0)
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        weights[prefix + "input_layernorm.weight"] = gain_vector()
+        weights[prefix + "post_attention_layernorm.weight"] = gain_vector()
+        # Queries and keys are drawn large: attention must depend on what it sees, or a wrong mask would hide.
+        weights[prefix + "self_attn.q_proj.weight"] = matrix(q_size, hidden, gain=1.5)
+        weights[prefix + "self_attn.k_proj.weight"] = matrix(kv_size, hidden, gain=1.5)
+        weights[prefix + "self_attn.v_proj.weight"] = matrix(kv_size, hidden, gain=2.0)
+        weights[prefix + "self_attn.o_proj.weight"] = matrix(hidden, q_size, gain=2.0)
+        weights[prefix + "mlp.gate_proj.weight"] = matrix(inner, hidden, gain=1.5)
+        weights[prefix + "mlp.up_proj.weight"] = matrix(inner, hidden, gain=1.5)
+        weights[prefix + "mlp.down_proj.weight"] = matrix(hidden, inner, gain=1.5)
+    weights["model.norm.weight"] = gain_vector()
+    if not config.tied:
+        weights["lm_head.weight"] = matrix(config.vocab_size, hidden, gain=2.0)
+    return LlamaModel(config, {key: one.to(dtype) for key, one in weights.items()}, name=f"tiny llama {seed}")
+
+
+def _hf_config(config: LlamaConfig, dtype: torch.dtype) -> dict[str, object]:
+    fields = asdict(config)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": fields["vocab_size"],
+        "hidden_size": fields["hidden_size"],
+        "intermediate_size": fields["intermediate_size"],
+        "num_hidden_layers": fields["num_layers"],
+        "num_attention_heads": fields["num_heads"],
+        "num_key_value_heads": fields["num_kv_heads"],
+        "head_dim": fields["head_dim"],
+        "rms_norm_eps": fields["rms_norm_eps"],
+        "rope_theta": fields["rope_theta"],
+        "tie_word_embeddings": fields["tied"],
+        "max_position_embeddings": 8192,
+        "hidden_act": "silu",
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def _read_hf_config(hf_config: object, path: str | Path) -> LlamaConfig:
+    """The fields we compute with, after refusing what we would compute wrongly."""
+    model_type = getattr(hf_config, "model_type", None)
+    if model_type != "llama":
+        raise ValueError(f"{path}: model_type = {model_type!r} must be 'llama'; other types load through reference.hf")
+    rope = getattr(hf_config, "rope_parameters", None) or {}
+    rope_type = rope.get("rope_type", "default")
+    if rope_type != "default":
+        raise ValueError(f"{path}: rope_type = {rope_type!r} must be 'default'; load this checkpoint by reference.hf")
+    if getattr(hf_config, "hidden_act", "silu") != "silu":
+        raise ValueError(f"{path}: hidden_act = {hf_config.hidden_act!r} must be 'silu'")  # type: ignore[attr-defined]
+    get = hf_config.__getattribute__
+    heads, hidden = get("num_attention_heads"), get("hidden_size")
+    return LlamaConfig(
+        vocab_size=get("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=get("intermediate_size"),
+        num_layers=get("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=getattr(hf_config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(hf_config, "head_dim", None) or hidden // heads,
+        rms_norm_eps=get("rms_norm_eps"),
+        rope_theta=rope.get("rope_theta") or getattr(hf_config, "rope_theta", 10_000.0),
+        tied=get("tie_word_embeddings"),
+    )

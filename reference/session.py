@@ -1,0 +1,103 @@
+"""One sequence on one model: prefill, forward a tree, commit a path, truncate. The reference `TreeModel` (level 3).
+
+It holds the cache and remembers the last uncommitted forward. It does not choose tokens: that is the decoder's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specbench.protocols import LanguageModel
+from specbench.reference.layouts import flatten_causal
+from specbench.reference.steps import STEPS
+from specbench.steps import FlatTree, Steps
+from specbench.tree import DraftTree
+from specbench.types import Taps, as_token_ids
+
+
+class TreeSession:
+    """Drives `model` through `steps`. Satisfies `specbench.protocols.TreeModel` and, by `logits`, `TargetModel`."""
+
+    def __init__(self, model: LanguageModel, *, steps: Steps = STEPS, cache: str = "contiguous") -> None:
+        self.model = model
+        self.steps = steps
+        self._cache_kind = cache
+        self._cache = model.new_cache(cache)
+        self._pending: tuple[DraftTree, FlatTree, int] | None = None  # the uncommitted forward and its prefix length
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    @property
+    def num_layers(self) -> int:
+        return self.model.num_layers
+
+    @property
+    def cache_len(self) -> int:
+        """Committed rows; rows of an uncommitted forward do not count."""
+        return self._pending[2] if self._pending else self._cache.length
+
+    @property
+    def last_flat(self) -> FlatTree | None:
+        """The rows of the uncommitted forward, None between rounds."""
+        return self._pending[1] if self._pending else None
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """Level 0: float [S, V], computed without the cache."""
+        return self.model.logits(as_token_ids(tokens, argument="tokens", vocab_size=self.vocab_size))
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Start over with `tokens` cached (possibly none)."""
+        ids = as_token_ids(tokens, argument="tokens", vocab_size=self.vocab_size)
+        self._pending = None
+        self._cache = self.model.new_cache(self._cache_kind)
+        self.extend(ids)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append known tokens to the cache: prefill in chunks, or a drafter catching up with what was committed."""
+        self.truncate(self.cache_len)
+        if tokens:
+            self.steps.forward(self.model, flatten_causal(list(tokens), self._cache.length), self._cache)
+
+    def forward_tree(self, tree: DraftTree, *, taps: Taps | None = None) -> Tensor:
+        """One verification forward behind the cache. Returns float [N, V]. Replaces an uncommitted forward."""
+        as_token_ids(tree.token_list, argument="tree.tokens", vocab_size=self.vocab_size)
+        self.truncate(self.cache_len)
+        prefix_len = self._cache.length
+        flat = self.steps.flatten(tree, prefix_len)
+        logits = self.steps.forward(self.model, flat, self._cache, taps=taps)
+        self._pending = (tree, flat, prefix_len)
+        return logits[flat.row_of_node.to(logits.device)]
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the root's row and the rows of `path`; ValueError when nothing is pending or `path` is no path."""
+        if self._pending is None:
+            raise ValueError("commit() without a forward: call forward_tree(tree) first")
+        tree, flat, prefix_len = self._pending
+        if not tree.is_path(path):
+            raise ValueError(f"path = {list(path)} must run from a child of the root downwards, parent to child")
+        self._pending = None
+        self.steps.commit(self._cache, prefix_len, [int(flat.row_of_node[node]) for node in (0, *path)])
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` committed rows; an uncommitted forward is dropped."""
+        if not 0 <= length <= self.cache_len:
+            raise ValueError(f"length = {length} must be between 0 and the committed length {self.cache_len}")
+        self._pending = None
+        self._cache.truncate(length)
+
+    def kv(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Committed keys and values of one layer, each [Hkv, cache_len, D]."""
+        keys, values = self._cache.rows(layer)
+        return keys[:, : self.cache_len], values[:, : self.cache_len]
+
+    def kv_bytes(self, num_rows: int) -> int:
+        """Bytes that `num_rows` cached rows take over all layers."""
+        return sum(
+            num_rows * one.shape[0] * one.shape[2] * one.element_size()
+            for layer in range(self.num_layers)
+            for one in self._cache.rows(layer)
+        )

@@ -1,0 +1,46 @@
+"""The steps of a round in readable PyTorch, gathered in `STEPS`. Each is a pure function of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specbench.protocols import Cache, Coins, Drafter, LanguageModel
+from specbench.reference.layouts import flatten_tree_mask
+from specbench.reference.verify import greedy_walk
+from specbench.steps import Emission, FlatTree, Steps
+from specbench.tree import DraftTree
+from specbench.types import Sampling, Stop, Taps, VerifyResult
+
+
+def draft(
+    drafter: Drafter, context: list[int], *, max_nodes: int, max_depth: int, sampling: Sampling, coins: Coins
+) -> DraftTree:
+    """Ask the drafter; ValueError when the tree does not hang below the last committed token."""
+    tree = drafter.draft(list(context), max_nodes=max_nodes, max_depth=max_depth, sampling=sampling, coins=coins)
+    if tree.token_list[0] != context[-1]:
+        raise ValueError(f"draft tree has root token {tree.token_list[0]}, must be {context[-1]} (last of the context)")
+    return tree
+
+
+def forward(model: LanguageModel, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
+    """One target forward over the rows of the tree only: the prefix is read from the cache, never encoded again."""
+    return model.forward(flat, cache, taps=taps)
+
+
+def emit(tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int) -> Emission:
+    """Accepted drafts and the bonus token, cut behind the first end token, then at the token limit."""
+    tokens = [*(tree.token_list[node] for node in result.path), result.bonus_token][:num_remaining]
+    for idx, token in enumerate(tokens):
+        if token in stop.eos_token_ids:
+            return Emission(tuple(tokens[: idx + 1]), "eos")
+    return Emission(tuple(tokens), "length" if len(tokens) == num_remaining else None)
+
+
+def commit(cache: Cache, prefix_len: int, rows: Sequence[int]) -> None:
+    """Keep the prefix, the root's row and the accepted path's rows, contiguous and in order."""
+    cache.commit(prefix_len, rows)
+
+
+STEPS = Steps(draft=draft, flatten=flatten_tree_mask, forward=forward, walk=greedy_walk, emit=emit, commit=commit)
