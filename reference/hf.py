@@ -143,6 +143,7 @@ class HFModel:
         """
         if not isinstance(cache, HFCache):
             raise ValueError(f"cache is a {type(cache).__name__}, must be an HFCache (from HFModel.new_cache)")
+        self._check_rows(flat.tokens, flat.position_ids)
         prefix_len = cache.length
         mask = torch.cat([torch.ones(flat.num_rows, prefix_len, dtype=torch.bool), flat.mask], dim=1)  # [M, P+M]
         arguments = {
@@ -170,11 +171,12 @@ class HFModel:
         [B, S, hidden], attention_weights [B, Hq, S, S]. `taps.mask` [S, S] and `taps.position_ids` [S] hold for every
         sequence; there is no tree, so `taps.node_of_row` stays as it is.
         """
+        position_ids = torch.arange(tokens.shape[1])
+        self._check_rows(tokens, position_ids)
         tokens = tokens.to(self.device)
         if taps is None:
             return self.model(input_ids=tokens, use_cache=False).logits
-        taps.position_ids = torch.arange(tokens.shape[1])
-        taps.mask = taps.position_ids[:, None] >= taps.position_ids[None, :]
+        taps.position_ids, taps.mask = position_ids, position_ids[:, None] >= position_ids[None, :]
         dynamic = DynamicCache()
         with self._tapped(taps, lambda one: one):
             logits = self.model(input_ids=tokens, use_cache=True, **{self._cache_argument: dynamic}).logits
@@ -186,12 +188,21 @@ class HFModel:
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Level 0: float [S, V], row i predicts token i + 1."""
         ids = as_token_ids(tokens, argument="tokens", vocab_size=self.vocab_size)
-        if not ids:
+        return self.causal(torch.tensor([ids], dtype=torch.int64))[0]
+
+    def _check_rows(self, tokens: Tensor, position_ids: Tensor) -> None:
+        """On a GPU an index past a table would end the process, not raise."""
+        if tokens.numel() == 0:
             raise ValueError("tokens is empty, must hold at least one token")
-        return self.causal(torch.tensor([ids]))[0]
+        as_token_ids(tokens.flatten(), argument="tokens", vocab_size=self.vocab_size)
+        num_positions = self.model.config.max_position_embeddings
+        if self.model.config.model_type == "gpt2" and int(position_ids.max()) >= num_positions:
+            raise ValueError(
+                f"position_ids holds {int(position_ids.max())}, must be < {num_positions} (learned positions)"
+            )
 
     def _attention_mask(self, mask: Tensor, position_ids: Tensor) -> Tensor | dict[str, Tensor]:
-        """mask: bool [M, P+M], position_ids: int64 [M]. Additive masks [1, 1, M, P+M], by layer type where types differ.
+        """mask: bool [M, P+M], position_ids: int64 [M]. Returns an additive mask [1, 1, M, P+M], or one per layer type.
 
         A 4-D mask replaces the one transformers would build, sliding window included: the window must be in ours.
         """
@@ -221,16 +232,16 @@ class HFModel:
             self.model.set_attn_implementation(TAP)
             yield
         finally:
-            self.model.set_attn_implementation(attention)
             for handle in handles:
                 handle.remove()
+            self.model.set_attn_implementation(attention)
 
 
 class HFCache:
     """Keys and values of one sequence in a transformers `DynamicCache`. Satisfies `specbench.protocols.Cache`.
 
-    The `DynamicCache` is built without a config, so sliding-window layers keep all rows too: rows that left a window may
-    be needed again after a rejection, and the window is the mask's business.
+    The `DynamicCache` is built without a config, so sliding-window layers keep all rows too: rows that left a window
+    may be needed again after a rejection, and the window is the mask's business.
     """
 
     def __init__(
@@ -275,8 +286,9 @@ def check_supported(config: PreTrainedConfig, attention: str | None = None) -> N
     """ValueError for a model that this file would drive wrongly. attention: None means what the config says."""
     if config.model_type not in MODULE_PATHS:
         raise ValueError(
-            f"model_type = {config.model_type!r} must be one of {', '.join(MODULE_PATHS)}, the types whose tree mask is known; "
-            "test another model through an adapter of yours that has the methods of specbench.protocols.TreeModel"
+            f"model_type = {config.model_type!r} must be one of {', '.join(MODULE_PATHS)}, "
+            "the types whose tree mask is known; test another model "
+            "through an adapter of yours that has the methods of specbench.protocols.TreeModel"
         )
     if getattr(config, "use_bidirectional_attention", False):
         raise ValueError("use_bidirectional_attention = True must be False: such a model cannot decode token by token")
@@ -395,7 +407,7 @@ TINY_CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 def _randomise(model: PreTrainedModel, generator: torch.Generator) -> None:
-    """Overwrites every weight. The scale is generous, so that attention depends on what it sees and greedy output varies.
+    """Overwrites every weight, at a generous scale: attention must depend on what it sees, greedy output must vary.
 
     Drawn in fp64 and rounded afterwards: one seed is one model, whatever the dtype.
     """

@@ -1,0 +1,1 @@
+"""Recorded JSON to figures, tables and a page. Never imports torch."""

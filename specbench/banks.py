@@ -1,0 +1,165 @@
+"""Banks of models that a target is judged on: tiny random ones in each dtype, transformers ones, a real checkpoint.
+
+A bank hands out models by index, the same one for the same index, and the fp64 model that is their oracle. Models are
+made on first use and kept.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench.protocols import LanguageModel
+from specbench.reference.hf import HFModel
+from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
+
+_CONFIGS = (
+    LlamaConfig(31, 32, 48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8),
+    LlamaConfig(37, 24, 40, num_layers=3, num_heads=6, num_kv_heads=2, head_dim=4),
+    LlamaConfig(29, 24, 32, num_layers=2, num_heads=3, num_kv_heads=1, head_dim=10),
+    LlamaConfig(41, 32, 48, num_layers=3, num_heads=4, num_kv_heads=4, head_dim=8, tied=True),
+    LlamaConfig(23, 16, 24, num_layers=2, num_heads=6, num_kv_heads=3, head_dim=6, rope_theta=500.0),
+    LlamaConfig(2, 16, 24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8),
+)
+
+
+class Bank:
+    """dtype: of the models handed out. exact: fp64, judged at 1e-9. real: a trained model, judged on fixed cases."""
+
+    def __init__(self, name: str, dtype: torch.dtype, *, num_models: int, real: bool = False) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.num_models = num_models
+        self.real = real
+        self.prompts: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (id, token ids) of a real model's prompts
+        self.eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        return self.dtype == torch.float64
+
+    @property
+    def description(self) -> str:
+        raise NotImplementedError
+
+    def model(self, idx: int) -> LanguageModel:
+        """The model a target is handed."""
+        raise NotImplementedError
+
+    def wide(self, idx: int) -> LanguageModel:
+        """The same weights, as rounded, in fp64: the oracle."""
+        raise NotImplementedError
+
+    def checkpoint(self, idx: int) -> Path:
+        """The model as a folder of safetensors and config.json."""
+        raise NotImplementedError
+
+
+class TinyBank(Bank):
+    """Six shapes of our own tiny Llama: grouped, multi-query and full heads, tied head, group of three, V = 2."""
+
+    def __init__(self, label: str, dtype: torch.dtype) -> None:
+        super().__init__(f"tiny-{label}", dtype, num_models=len(_CONFIGS))
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def description(self) -> str:
+        return f"{self.num_models} random Llama shapes, 2-3 layers, reference.model"
+
+    def model(self, idx: int) -> LlamaModel:
+        return _tiny(idx).to(self.dtype)
+
+    def wide(self, idx: int) -> LlamaModel:
+        return self.model(idx).to(torch.float64)
+
+    def checkpoint(self, idx: int) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="specbench-tiny-")
+        folder = Path(self._folder.name) / str(idx)
+        if not folder.exists():
+            self.model(idx).save(folder)
+        return folder
+
+
+@cache
+def _tiny(idx: int) -> LlamaModel:
+    return tiny_llama(_CONFIGS[idx], seed=idx)
+
+
+class HFBank(Bank):
+    """Tiny transformers models through `reference.hf`: Llama, GPT-2, Gemma 3 (window shorter than most prompts)."""
+
+    TYPES = ("llama", "gpt2", "gemma3_text")
+
+    def __init__(self) -> None:
+        super().__init__("hf-fp64", torch.float64, num_models=len(self.TYPES))
+
+    @property
+    def description(self) -> str:
+        return f"tiny transformers models ({', '.join(self.TYPES)}), sdpa, reference.hf"
+
+    def model(self, idx: int) -> HFModel:
+        return _tiny_hf(self.TYPES[idx])
+
+    def wide(self, idx: int) -> HFModel:
+        return self.model(idx)
+
+
+@cache
+def _tiny_hf(model_type: str) -> HFModel:
+    return HFModel.tiny(model_type, seed=0, dtype=torch.float64)
+
+
+class CheckpointBank(Bank):
+    """One trained Llama-architecture checkpoint, with its tokenizer and our prompts."""
+
+    def __init__(self, label: str, path: str, dtype: torch.dtype, *, provenance: str) -> None:
+        super().__init__(label, dtype, num_models=1, real=True)
+        self._path = path
+        self._provenance = provenance
+        self.prompts, self.eos_token_ids = _encoded_prompts(path)
+
+    @property
+    def description(self) -> str:
+        return f"{self._provenance}, {len(self.prompts)} prompts"
+
+    def model(self, idx: int) -> LlamaModel:
+        return _loaded(self._path, self.dtype)
+
+    def wide(self, idx: int) -> LlamaModel:
+        # bf16 and fp16 weights differ from the fp32 ones by rounding, so each dtype has an oracle of its own.
+        return _widened(self._path, self.dtype)
+
+    def checkpoint(self, idx: int) -> Path:
+        return Path(self._path)
+
+
+@cache
+def _loaded(path: str, dtype: torch.dtype) -> LlamaModel:
+    return LlamaModel.load(path, dtype=dtype)
+
+
+_wide_models: dict[str, tuple[torch.dtype, LlamaModel]] = {}
+
+
+def _widened(path: str, dtype: torch.dtype) -> LlamaModel:
+    """One fp64 copy at a time: a second one would cost another gigabyte for SmolLM2."""
+    if path not in _wide_models or _wide_models[path][0] != dtype:
+        _wide_models.pop(path, None)
+        _wide_models[path] = (dtype, _loaded(path, dtype).to(torch.float64))
+    return _wide_models[path][1]
+
+
+@cache
+def _encoded_prompts(path: str) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]:
+    from transformers import AutoTokenizer
+
+    from specbench.prompts import encode, load_prompts
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    eos = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+    return tuple((one.id, tuple(encode(one, tokenizer))) for one in load_prompts()), eos

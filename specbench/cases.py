@@ -1,0 +1,222 @@
+"""Cases: what one check runs on, as bounded plain data that travels in a replay string. Ints and short words, no code.
+
+Strategies draw cases, checks run them, `encode` and `decode` carry them to another process.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from specbench.tree import DraftTree
+
+MAX_INTS = 100_000
+MAX_REPLAY_CHARS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """What all cases share. model: index into the subject's models. cache, layout: names (see `reference`)."""
+
+    model: int = 0
+    cache: str = "contiguous"
+    layout: str = "tree_mask"
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafted nodes over all trees of the case."""
+        return 0
+
+    @property
+    def num_rounds(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class TreeCase(Case):
+    """One tree behind a prompt. prompt: at least one token, the last one is the root (tokens[0])."""
+
+    prompt: tuple[int, ...] = (0,)
+    tokens: tuple[int, ...] = (0,)
+    parents: tuple[int, ...] = (-1,)
+
+    @cached_property
+    def tree(self) -> DraftTree:
+        return DraftTree.of(self.tokens, self.parents)
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        return self.prompt[:-1]
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self.tokens) - 1
+
+
+@dataclass(frozen=True)
+class PerturbedCase(TreeCase):
+    """A tree and one change. place: 0..P-1 names a prefix token, P+i names node i. token: what stands there instead."""
+
+    place: int = 0
+    token: int = 0
+
+
+@dataclass(frozen=True)
+class CommitRound:
+    """A tree (tokens[0] is set by the round before) and the node down to which its path is committed; 0: the root."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    accept: int
+
+
+@dataclass(frozen=True)
+class CommitCase(Case):
+    """Rounds of forward and commit. After each, `next_roots[i]` becomes the root. cut: committed rows to drop at last."""
+
+    prompt: tuple[int, ...] = (0,)
+    rounds: tuple[CommitRound, ...] = ()
+    next_roots: tuple[int, ...] = ()
+    cut: int = 0
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(len(one.tokens) - 1 for one in self.rounds)
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.rounds)
+
+
+@dataclass(frozen=True)
+class WalkCase(Case):
+    """A tree and, for each node, the tokens that share the largest logit of its row; `vocab_size` columns."""
+
+    tokens: tuple[int, ...] = (0,)
+    parents: tuple[int, ...] = (-1,)
+    winners: tuple[tuple[int, ...], ...] = ((0,),)
+    vocab_size: int = 2
+
+    @cached_property
+    def tree(self) -> DraftTree:
+        return DraftTree.of(self.tokens, self.parents)
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self.tokens) - 1
+
+
+@dataclass(frozen=True)
+class GenerationCase(Case):
+    """A whole generation. rounds: the drafter's script, repeated. eos_idx: the end token is the eos_idx-th token that
+    plain decoding emits; -1 for none. drafter: "scripted" plays `rounds`, the
+    others are real (see `checks.generation.make_drafter`)."""
+
+    prompt: tuple[int, ...] = (0,)
+    max_new_tokens: int = 1
+    rounds: tuple[CommitRound, ...] = ()
+    eos_idx: int = -1
+    drafter: str = "scripted"
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(len(one.tokens) - 1 for one in self.rounds)
+
+    @property
+    def num_rounds(self) -> int:
+        return 0  # known only afterwards: checks count the rounds that ran
+
+
+_KINDS = {one.__name__: one for one in (TreeCase, PerturbedCase, CommitCase, WalkCase, GenerationCase)}
+_WORD = re.compile(r"[a-z_]{1,32}\Z")
+
+
+def encode(case: Case) -> str:
+    """A case as one shell-safe word: `TreeCase,model=3,prompt=7.3,tokens=3.9.4,parents=-1.0.0`."""
+    parts = [type(case).__name__]
+    for one in fields(case):
+        value = getattr(case, one.name)
+        if value != one.default:
+            parts.append(f"{one.name}={_encode_value(value)}")
+    return ",".join(parts)
+
+
+def decode(text: str) -> Case:
+    """The case behind a word from `encode`. ValueError says what is wrong and where."""
+    if len(text) > MAX_REPLAY_CHARS:
+        raise ValueError(f"replay string has {len(text)} characters, at most {MAX_REPLAY_CHARS} are read")
+    kind, *parts = text.split(",")
+    if kind not in _KINDS:
+        raise ValueError(f"replay string names the case kind {kind!r}: expected one of {', '.join(_KINDS)}")
+    defaults = {one.name: one.default for one in fields(_KINDS[kind])}
+    values: dict[str, object] = {}
+    for part in parts:
+        name, _, value = part.partition("=")
+        if name not in defaults:
+            raise ValueError(f"replay string: {kind} has no field {name!r}: expected one of {', '.join(defaults)}")
+        values[name] = _decode_value(name, value, defaults[name])
+    case = _KINDS[kind](**values)
+    _check(case)
+    return case
+
+
+def _encode_value(value: object) -> str:
+    if isinstance(value, tuple):
+        if value and isinstance(value[0], CommitRound):
+            return "/".join(f"{_ints(one.tokens)}:{_ints(one.parents)}:{one.accept}" for one in value)
+        if value and isinstance(value[0], tuple):
+            return "/".join(_ints(one) for one in value)
+        return _ints(value)
+    return str(value)
+
+
+def _decode_value(name: str, text: str, default: object) -> object:
+    if name == "rounds":
+        rounds = []
+        for one in text.split("/") if text else ():
+            tokens, parents, accept = (one.split(":") + ["", ""])[:3]
+            rounds.append(CommitRound(_tuple(name, tokens), _tuple(name, parents), _int(name, accept)))
+        return tuple(rounds)
+    if name == "winners":
+        return tuple(_tuple(name, one) for one in text.split("/"))
+    if isinstance(default, tuple):
+        return _tuple(name, text)
+    if isinstance(default, str):
+        if not _WORD.match(text):
+            raise ValueError(f"replay string: {name} = {text!r} must be a word of lower-case letters and underscores")
+        return text
+    return _int(name, text)
+
+
+def _check(case: Case) -> None:
+    """Whatever DraftTree refuses is refused here, before a target sees it."""
+    if isinstance(case, TreeCase | WalkCase):
+        tree = case.tree
+        if isinstance(case, WalkCase) and len(case.winners) != tree.num_nodes:
+            raise ValueError(f"replay string: winners has {len(case.winners)} rows, must be {tree.num_nodes} (nodes)")
+    if isinstance(case, CommitCase | GenerationCase):
+        for one in case.rounds:
+            num_nodes = DraftTree.of(one.tokens, one.parents).num_nodes
+            if not 0 <= one.accept < num_nodes:
+                raise ValueError(f"replay string: accept = {one.accept} must be >= 0 and < {num_nodes} (a node)")
+    prompt = getattr(case, "prompt", (0,))
+    if not prompt or min(prompt) < 0:
+        raise ValueError("replay string: prompt must hold at least one token id >= 0")
+
+
+def _ints(values: tuple[int, ...]) -> str:
+    return ".".join(str(one) for one in values)
+
+
+def _tuple(name: str, text: str) -> tuple[int, ...]:
+    parts = text.split(".") if text else []
+    if len(parts) > MAX_INTS:
+        raise ValueError(f"replay string: {name} holds {len(parts)} numbers, at most {MAX_INTS} are read")
+    return tuple(_int(name, one) for one in parts)
+
+
+def _int(name: str, text: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,12}", text):
+        raise ValueError(f"replay string: {name} holds {text[:20]!r}, must be a whole number")
+    return int(text)

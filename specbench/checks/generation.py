@@ -1,0 +1,345 @@
+"""Claims about whole generations: the tokens, progress, stopping, cost, and the lossy threshold rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specbench import claims
+from specbench.cases import Case, GenerationCase
+from specbench.checks.noise import plain_over_text
+from specbench.claims import Facts, Violation
+from specbench.compare import Bound, exact_bound, first_difference, max_error, measured_bound, regret, scale_of
+from specbench.counting import CountingModel
+from specbench.probe import Probe
+from specbench.protocols import Drafter
+from specbench.record import ClaimRecord
+from specbench.reference.drafters.model import ModelDrafter, self_drafter
+from specbench.reference.drafters.ngram import NGramDrafter
+from specbench.reference.drafters.scripted import RoundScript, ScriptedDrafter
+from specbench.reference.model import LlamaModel
+from specbench.reference.verify import argmax_lowest
+from specbench.subjects import NotTested, Subject
+from specbench.tree import DraftTree
+from specbench.types import NEVER_STOP, Generation, Round, Stop
+
+THRESHOLDS = (0.2, 0.5, 0.8)
+
+
+def check_lossless(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """Every emitted token is plain decoding's; one that is not must be a tie, measured and counted."""
+    assert isinstance(case, GenerationCase)
+    stop = Stop(subject.bank.eos_token_ids)
+    _, generation = _generate(subject, case, stop)
+    tokens = generation.tokens
+    ended = bool(tokens) and tokens[-1] in stop.eos_token_ids
+    if len(tokens) != case.max_new_tokens and not ended:
+        raise claims.GreedyMismatch(
+            _token_facts(
+                f"output has {len(tokens)} tokens, must have {case.max_new_tokens}",
+                subject.plain_text(case, case.prompt, case.max_new_tokens),
+                generation,
+            )
+        )
+    judge_tokens(claims.GreedyMismatch, subject, case, generation, record)
+
+
+def check_progress(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """The output is as long as asked for, whatever the drafts were; with rounds, each one emitted something."""
+    assert isinstance(case, GenerationCase)
+    _, generation = _generate(subject, case, NEVER_STOP)
+    record.num_rounds += len(generation.rounds)
+    if len(generation.tokens) < case.max_new_tokens:
+        raise claims.NoProgress(
+            Facts(
+                headline=f"generation ended after {len(generation.tokens)} of {case.max_new_tokens} tokens",
+                expected=f"{case.max_new_tokens} tokens",
+                actual=f"{len(generation.tokens)} tokens {list(generation.tokens)}",
+                source="max_new_tokens, no end token given",
+                **_last_round(generation),
+            )
+        )
+    for number, one in enumerate(generation.rounds, start=1):
+        said = [*(one.tokens[node] for node in one.path), one.bonus_token]
+        if not one.emitted or list(one.emitted) != said[: len(one.emitted)]:
+            raise claims.NoProgress(
+                Facts(
+                    headline=f"round {number} emitted {list(one.emitted)}, must emit {said} (or its start, when cut)",
+                    expected=str(said),
+                    actual=str(list(one.emitted)),
+                    source="accepted path and bonus token of the round",
+                    tree=DraftTree.of(one.tokens, one.parents),
+                )
+            )
+    if generation.rounds and sum((one.emitted for one in generation.rounds), ()) != generation.tokens:
+        raise claims.NoProgress(_token_facts("rounds emitted other tokens than the output", generation.tokens, generation))
+
+
+def check_eos(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """The end token is taken from plain decoding's own output, so it falls inside accepted runs as well as between."""
+    assert isinstance(case, GenerationCase)
+    plain = subject.plain_text(case, case.prompt, case.max_new_tokens)
+    if not plain:
+        return
+    eos = plain[case.eos_idx % len(plain)]
+    expected = plain[: plain.index(eos) + 1]
+    probe, generation = _generate(subject, case, Stop((eos,)))
+    tokens = generation.tokens
+    if eos in tokens[:-1]:
+        idx = tokens.index(eos)
+        facts = _token_facts(f"output goes on after end token {eos} at token {idx}", expected, generation)
+        raise claims.EosMismatch(facts)
+    if len(tokens) < case.max_new_tokens and (not tokens or tokens[-1] != eos):
+        facts = _token_facts(f"output stops after {len(tokens)} tokens without end token {eos}", expected, generation)
+        raise claims.EosMismatch(facts)
+    judge_tokens(claims.EosMismatch, subject, case, generation, record)
+    _check_reason(claims.EosMismatch, generation, "eos" if tokens[-1] == eos else "length")
+    _check_cache_after_stop(claims.EosMismatch, subject, probe, case, generation)
+
+
+def check_max_tokens(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    assert isinstance(case, GenerationCase)
+    probe, generation = _generate(subject, case, NEVER_STOP)
+    if len(generation.tokens) != case.max_new_tokens:
+        expected = subject.plain_text(case, case.prompt, case.max_new_tokens)
+        headline = f"output has {len(generation.tokens)} tokens, must have {case.max_new_tokens}"
+        raise claims.MaxTokensMismatch(_token_facts(headline, expected, generation))
+    judge_tokens(claims.MaxTokensMismatch, subject, case, generation, record)
+    _check_reason(claims.MaxTokensMismatch, generation, "length")
+    if generation.tokens:
+        _check_cache_after_stop(claims.MaxTokensMismatch, subject, probe, case, generation)
+
+
+def check_rows(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """Counts the rows the target asks its model for, forward by forward: a prefill, then one forward a round."""
+    assert isinstance(case, GenerationCase)
+    model = CountingModel(subject.bank.model(case.model))
+    probe = subject.open(case, drafter=make_drafter(subject, case), model=model)
+    generation = probe.generate(case.prompt, max_new_tokens=case.max_new_tokens)
+    rounds = _rounds(generation, case)
+    record.num_rounds += len(rounds)
+    prefill = len(case.prompt) - 1
+    expected = ([prefill] if prefill and rounds else []) + [_rows_needed(one, case.layout) for one in rounds]
+    if model.rows != expected and not (not rounds and model.rows in ([], [prefill])):
+        idx = first_difference(tuple(model.rows), tuple(expected)) or 0
+        who = "prefill" if prefill and idx == 0 else f"round {idx + 1 - bool(prefill)}"
+        got = model.rows[idx] if idx < len(model.rows) else "no forward"
+        wanted = expected[idx] if idx < len(expected) else "no further forward"
+        number = min(max(idx - bool(prefill), 0), len(rounds) - 1)
+        raise claims.RowCountMismatch(
+            Facts(
+                headline=f"{who} forwarded {got} rows, must forward {wanted}",
+                expected=f"{expected} rows by forward",
+                actual=f"{model.rows} rows by forward",
+                source="nodes and root of each round's tree",
+                tree=DraftTree.of(rounds[number].tokens, rounds[number].parents) if rounds else None,
+            )
+        )
+
+
+def check_threshold(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """Accepted drafts lie above the threshold, the refused ones do not, and from 0.5 on nothing is lost; the share of
+    tokens equal to plain decoding is reported for each threshold."""
+    assert isinstance(case, GenerationCase)
+    for threshold in THRESHOLDS:
+        probe = subject.open(case, drafter=make_drafter(subject, case))
+        lossy = probe.adapter.with_threshold(threshold)
+        generation = probe.generate(case.prompt, max_new_tokens=case.max_new_tokens, adapter=lossy)
+        rounds = _rounds(generation, case)
+        record.num_rounds += len(rounds)
+        context = list(case.prompt)
+        for number, one in enumerate(rounds, start=1):
+            _check_threshold_round(subject, case, context, one, threshold, number)
+            context += one.emitted
+        rows = subject.rows(case, [*case.prompt, *generation.tokens])[len(case.prompt) - 1 : -1]
+        num_equal = sum(argmax_lowest(row) == token for row, token in zip(rows, generation.tokens, strict=True))
+        record.note_threshold(threshold, num_equal, len(generation.tokens))
+        if threshold >= 0.5:
+            judge_tokens(claims.ThresholdMismatch, subject, case, generation, record)
+
+
+def judge_tokens(
+    violation: type[Violation], subject: Subject, case: GenerationCase, generation: Generation, record: ClaimRecord
+) -> None:
+    """Compares a generation with plain decoding along the target's own text, so that every token is judged.
+
+    In fp64 against plain decoding by definition. Below that, a token that is not the oracle's argmax is excused when
+    its regret (oracle's best logit minus the token's) is under the noise measured on plain decoding of the same text.
+    """
+    tokens = generation.tokens
+    record.num_rounds += len(generation.rounds)
+    record.num_tokens += len(tokens)
+    plain = subject.plain_text(case, case.prompt, case.max_new_tokens)
+    identical = tokens == plain[: len(tokens)]
+    record.note_generation(identical=identical)
+    if not tokens or (identical and subject.exact):
+        return
+    oracle = subject.rows(case, [*case.prompt, *tokens])[len(case.prompt) - 1 : -1]  # row i judges token i
+    differing = [idx for idx, token in enumerate(tokens) if argmax_lowest(oracle[idx]) != token]
+    if not differing:
+        return
+    bound = _token_bound(subject, case, tokens, oracle)
+    for idx in differing:
+        margin = regret(oracle[idx], tokens[idx])
+        if margin > bound.value:
+            best = argmax_lowest(oracle[idx])
+            facts = _token_facts(
+                f"output differs from autoregressive decoding at token {idx}",
+                (*tokens[:idx], best, *plain[idx + 1 :]) if plain[:idx] == tokens[:idx] else (*tokens[:idx], best),
+                generation,
+                at=idx,
+                remark=f"expected {best}, margin {margin:.2g} (not a tie: bound {bound})",
+            )
+            raise violation(facts)
+        record.num_differing += 1
+        record.num_ties += 1
+        record.note_share(margin / bound.value if bound.value else 0.0)
+
+
+def make_drafter(subject: Subject, case: GenerationCase) -> Drafter | None:
+    """The drafter a case names. Scripted ones look up what plain decoding will say."""
+    if "build" not in subject.has:
+        return None
+    model = subject.bank.model(case.model)
+    if case.drafter == "scripted":
+        scripts = [RoundScript(one.tokens, one.parents, one.accept) for one in case.rounds]
+        longest = max((len(one.tokens) for one in case.rounds), default=1)
+        expected = [*case.prompt, *subject.plain_text(case, case.prompt, case.max_new_tokens + longest)]
+        return ScriptedDrafter(expected, scripts, vocab_size=model.vocab_size)
+    if case.drafter == "ngram":
+        return NGramDrafter(gamma=6, width=3)
+    if case.drafter == "ngram_chain":
+        return NGramDrafter(gamma=6, width=1)
+    if case.drafter == "self_chain":
+        return ModelDrafter(model, widths=(1, 1, 1))
+    if case.drafter == "self_tree":
+        return ModelDrafter(model, widths=(2, 2, 1))
+    if case.drafter == "early_exit" and isinstance(model, LlamaModel):
+        return self_drafter(model, num_layers=max(1, model.num_layers // 2), widths=(2, 1, 1))
+    raise ValueError(f"drafter {case.drafter!r} is unknown, or not made for {type(model).__name__}")
+
+
+def _generate(subject: Subject, case: GenerationCase, stop: Stop) -> tuple[Probe, Generation]:
+    probe = subject.open(case, drafter=make_drafter(subject, case))
+    return probe, probe.generate(case.prompt, max_new_tokens=case.max_new_tokens, stop=stop)
+
+
+def _token_bound(subject: Subject, case: GenerationCase, tokens: tuple[int, ...], oracle: Tensor) -> Bound:
+    """The margin below which two tokens count as tied."""
+    if subject.exact:
+        return exact_bound(scale_of(oracle))
+    text = [*case.prompt, *tokens]
+    plain = plain_over_text(subject, case, text[:-1], num_prefilled=len(case.prompt) - 1)
+    return measured_bound(max_error(plain.logits, oracle), scale_of(oracle), subject.bank.dtype)
+
+
+def _rounds(generation: Generation, case: GenerationCase) -> tuple[Round, ...]:
+    if not generation.rounds and case.max_new_tokens:
+        raise NotTested("let generate return a specbench.types.Generation with one Round per verification")
+    return generation.rounds
+
+
+def _rows_needed(one: Round, layout: str) -> int:
+    """Rows of a tree, counted from its parents: nodes, or for a batch of paths the nodes on each root-to-leaf path."""
+    if layout == "tree_mask":
+        return len(one.tokens)
+    leaves = [node for node in range(len(one.parents)) if node not in one.parents]
+    total = 0
+    for leaf in leaves:
+        node = leaf
+        while node >= 0:
+            total += 1
+            node = one.parents[node]
+    return total
+
+
+def _check_reason(violation: type[Violation], generation: Generation, expected: str) -> None:
+    if generation.finish_reason != expected:
+        raise violation(
+            Facts(
+                headline=f"finish reason is {generation.finish_reason!r}, must be {expected!r}",
+                expected=expected,
+                actual=generation.finish_reason,
+                source="the last token and the limit",
+            )
+        )
+
+
+def _check_cache_after_stop(
+    violation: type[Violation], subject: Subject, probe: Probe, case: GenerationCase, generation: Generation
+) -> None:
+    """A session that is resumed after the stop must find the committed tokens and nothing else."""
+    if "tree" not in subject.has or "build" not in subject.has:
+        return
+    expected = len(case.prompt) + len(generation.tokens) - 1
+    if probe.cache_len != expected:
+        raise violation(
+            Facts(
+                headline=f"after the stop the cache holds {probe.cache_len} rows, must hold {expected}",
+                expected=f"{expected} rows (all tokens but the last)",
+                actual=f"{probe.cache_len} rows",
+                source="prompt and emitted tokens",
+                **_last_round(generation),
+            )
+        )
+
+
+def _check_threshold_round(
+    subject: Subject, case: GenerationCase, context: list[int], one: Round, threshold: float, number: int
+) -> None:
+    tree = DraftTree.of(one.tokens, one.parents)
+    if not subject.exact:
+        return  # probabilities near the threshold are rounding's business there
+    probs = subject.score(case, context[:-1], tree).logits.softmax(dim=-1)
+    last = one.path[-1] if one.path else 0
+    for node in range(1, tree.num_nodes):
+        parent = tree.parent_list[node]
+        chance = float(probs[parent, tree.token_list[node]])
+        if abs(chance - threshold) < 1e-9:
+            continue
+        wrongly_kept = node in one.path and chance < threshold
+        wrongly_dropped = parent == last and chance > threshold
+        if wrongly_kept or wrongly_dropped:
+            verb = "is accepted" if wrongly_kept else "is refused"
+            raise claims.ThresholdMismatch(
+                Facts(
+                    headline=f"round {number}, threshold {threshold}: node {node} {verb} at target probability {chance:.3g}",
+                    expected="refused" if wrongly_kept else "accepted",
+                    actual="accepted" if wrongly_kept else "refused",
+                    source="target probability of the draft, from its parent's row",
+                    tree=tree,
+                    notes={node: f"target probability {chance:.3g}"},
+                )
+            )
+
+
+def _token_facts(
+    headline: str, expected: tuple[int, ...], generation: Generation, *, at: int | None = None, remark: str = ""
+) -> Facts:
+    where = {} if at is None else _round_of(generation, at)
+    return Facts(
+        headline=headline, expected=str(list(expected)), actual=str(list(generation.tokens)), remark=remark, **where
+    )
+
+
+def _round_of(generation: Generation, at: int) -> dict[str, object]:
+    """The tree of the round that emitted token `at`."""
+    seen = 0
+    for one in generation.rounds:
+        seen += len(one.emitted)
+        if at < seen:
+            return _round_picture(one)
+    return {}
+
+
+def _last_round(generation: Generation) -> dict[str, object]:
+    return _round_picture(generation.rounds[-1]) if generation.rounds else {}
+
+
+def _round_picture(one: Round) -> dict[str, object]:
+    notes = {node: "accepted" for node in one.path}
+    notes[0] = "root"
+    last = one.path[-1] if one.path else 0
+    notes[last] = f"{notes[last]}, then {one.bonus_token}"
+    return {"tree": DraftTree.of(one.tokens, one.parents), "notes": notes}

@@ -1,0 +1,297 @@
+"""Claims about one verification forward: what a row sees, where it stands, and what comes out, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specbench import claims
+from specbench.cases import Case, PerturbedCase, TreeCase
+from specbench.checks.noise import LAYER_FIELDS, layer_bounds, logits_bound
+from specbench.claims import Facts, Misbehaviour
+from specbench.compare import Bound, max_error, row_errors, scale_of
+from specbench.probe import Probe
+from specbench.record import ClaimRecord
+from specbench.subjects import NotTested, Subject
+from specbench.tree import DraftTree
+from specbench.types import Taps
+
+
+def check_mask(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """taps.mask, row by row: the whole prefix, then exactly the nodes on the row's own path, each once."""
+    tree, prefix_len, taps, _ = _tapped(subject, case)
+    mask, node_of_row = _required(taps.mask, "taps.mask"), _node_of_row(taps, tree)
+    if list(mask.shape) != [len(node_of_row), prefix_len + len(node_of_row)]:
+        wanted = [len(node_of_row), prefix_len + len(node_of_row)]
+        raise Misbehaviour(
+            Facts(f"taps.mask must have shape {wanted}, has {list(mask.shape)}", str(wanted), str(list(mask.shape)))
+        )
+    for row, node in enumerate(node_of_row):
+        hidden = [place for place in range(prefix_len) if not mask[row, place]]
+        seen = [node_of_row[other] for other in range(len(node_of_row)) if mask[row, prefix_len + other]]
+        if hidden or sorted(seen) != tree.path_to(node):
+            raise claims.MaskMismatch(_visibility_facts(tree, node, prefix_len, hidden, seen, "is let to see"))
+
+
+def check_positions(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """taps.position_ids against prefix length + depth, counted here along parents."""
+    tree, prefix_len, taps, _ = _tapped(subject, case)
+    positions = _required(taps.position_ids, "taps.position_ids").tolist()
+    expected = [prefix_len + len(tree.path_to(node)) - 1 for node in _node_of_row(taps, tree)]
+    if positions != expected:
+        row = next(idx for idx, (one, two) in enumerate(zip(positions, expected, strict=False)) if one != two)
+        node = _node_of_row(taps, tree)[row]
+        raise claims.PositionMismatch(
+            Facts(
+                headline=f"node {node} has position {positions[row]}, must be {expected[row]}",
+                expected=f"{expected[row]} (prefix {prefix_len} + depth {expected[row] - prefix_len})",
+                actual=str(positions[row]),
+                source="prefix length + depth",
+                tree=tree,
+                notes={node: f"position {positions[row]}  <- must be {expected[row]}"},
+            )
+        )
+
+
+def check_attention_weights(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """taps.layers[*].attention_weights: no mass off the path (exactly), and the rest sums to one.
+
+    In fp64 every visible row must carry mass: nothing underflows there unless scores lie hundreds apart.
+    """
+    tree, prefix_len, taps, _ = _tapped(subject, case)
+    node_of_row = _node_of_row(taps, tree)
+    windows = getattr(subject.bank.model(case.model), "layer_windows", None)
+    if not any(layer.attention_weights is not None for layer in taps.layers):
+        raise NotTested("fill taps.layers[i].attention_weights [Hq, M, P+M] in forward_tree")
+    eps = torch.finfo(subject.bank.dtype).eps
+    for idx, layer in enumerate(taps.layers):
+        if layer.attention_weights is None:
+            continue
+        window = windows[idx] if windows else None
+        weights = layer.attention_weights.double()
+        for row, node in enumerate(node_of_row):
+            mass = weights[:, row].amax(dim=0)  # [P+M], the heaviest head
+            weakest = weights[:, row].amin(dim=0)
+            nearest = 0 if window is None else max(0, prefix_len + len(tree.path_to(node)) - window)
+            path = [one for depth, one in enumerate(tree.path_to(node)) if prefix_len + depth >= nearest]
+            hidden = [p for p in range(nearest, prefix_len) if subject.exact and not weakest[p] > 0]
+            seen = [node_of_row[m] for m in range(len(node_of_row)) if mass[prefix_len + m] > 0]
+            missing = subject.exact and sorted(seen) != path
+            if hidden or missing or not set(seen) <= set(path) or len(set(seen)) != len(seen):
+                facts = _visibility_facts(tree, node, prefix_len, hidden, seen, "puts attention mass on", path=path)
+                raise claims.AttentionMassMismatch(_in_layer(facts, idx))
+        total = weights.sum(dim=-1)  # [Hq, M]
+        worst = int((total - 1).abs().argmax())
+        if float((total - 1).abs().max()) > max(4 * eps * weights.shape[-1], 1e-12):
+            head, row = divmod(worst, total.shape[1])
+            raise claims.AttentionMassMismatch(
+                Facts(
+                    headline=f"layer {idx}: attention of node {node_of_row[row]} in head {head} "
+                    f"sums to {total[head, row]:.6g}",
+                    expected="1",
+                    actual=f"{total[head, row]:.6g}",
+                    source="softmax",
+                    tree=tree,
+                )
+            )
+
+
+def check_layers(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """Keys, values, attention output, hidden state of every layer and row; the first difference in that order."""
+    assert isinstance(case, TreeCase)
+    tree, _, taps, _ = _tapped(subject, case)
+    node_of_row = _node_of_row(taps, tree)
+    oracle = subject.score(case, case.prefix, tree)
+    if not oracle.layers:
+        raise NotTested("give the target a `checkpoint`, or build(model, drafter), so that layers have an oracle")
+    bounds = layer_bounds(subject, case, case.prefix, tree, oracle)
+    num_compared = 0
+    for layer, right in enumerate(oracle.layers):
+        for name in LAYER_FIELDS:
+            actual = getattr(taps.layers[layer], name) if layer < len(taps.layers) else None
+            if actual is None or getattr(right, name) is None:
+                continue
+            num_compared += 1
+            row_dim = 1 if name in ("k", "v") else 0
+            expected = getattr(right, name).index_select(row_dim, torch.tensor(node_of_row))
+            _same_shape(f"taps.layers[{layer}].{name}", actual, expected)
+            bound = bounds[layer][name]
+            errors = row_errors(actual, expected, row_dim=row_dim)
+            record.note_share(max(errors) / bound.value)
+            if max(errors) > bound.value:
+                row = next(idx for idx, error in enumerate(errors) if error > bound.value)
+                raise claims.LayerMismatch(
+                    Facts(
+                        headline=f"layer {layer} {name} of node {node_of_row[row]} is off by {errors[row]:.2g}",
+                        expected=f"within {bound}",
+                        actual=f"off by {errors[row]:.2g}",
+                        tree=tree,
+                        notes={node_of_row[idx]: f"off by {error:.2g}" for idx, error in enumerate(errors) if error > bound.value},
+                    )
+                )
+    if not num_compared:
+        raise NotTested("fill taps.layers[i].k, v, attention_output or hidden_state in forward_tree")
+
+
+def check_logits(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """Every node's logits against plain decoding of its own path."""
+    assert isinstance(case, TreeCase)
+    probe = _prefilled(subject, case)
+    actual = probe.forward_tree(case.tree)
+    expected = subject.score(case, case.prefix, case.tree).logits
+    bound = logits_bound(subject, case, case.prefix, case.tree, expected)
+    raise_if_logits_differ(claims.LogitsMismatch, case.tree, actual, expected, bound, record)
+
+
+def check_noninterference(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """Change one node's token: rows of nodes that do not descend from it must not move by a single bit."""
+    assert isinstance(case, PerturbedCase)
+    node = case.place - len(case.prefix)
+    before = _prefilled(subject, case).forward_tree(case.tree)
+    changed = case.tree.with_token(node, case.token)
+    after = _prefilled(subject, case).forward_tree(changed)
+    strangers = [one for one in range(case.tree.num_nodes) if node not in case.tree.path_to(one)]
+    moved = [one for one in strangers if not torch.equal(before[one], after[one])]
+    if moved:
+        size = max_error(after[moved[0]], before[moved[0]])
+        raise claims.Interference(
+            Facts(
+                headline=f"logits of node {moved[0]} moved by {size:.2g} when the token of node {node}, not on its path, changed",
+                expected="bit-identical logits",
+                actual=f"moved by {size:.2g}",
+                source="the same forward before the change",
+                tree=case.tree,
+                notes={node: f"changed to {case.token}", **{one: "moved, must not" for one in moved}},
+            )
+        )
+
+
+def check_sensitivity(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """Change one token that a node sees: its logits must move by what the oracle's move. fp64 only."""
+    assert isinstance(case, PerturbedCase)
+    if not subject.exact:
+        raise NotTested("judged in fp64 only, where a move is told from rounding")
+    before = _prefilled(subject, case).forward_tree(case.tree)
+    changed = _perturbed(case)
+    after = _prefilled(subject, changed).forward_tree(changed.tree)
+    right_before = subject.score(case, case.prefix, case.tree).logits
+    right_after = subject.score(changed, changed.prefix, changed.tree).logits
+    bound = 2e-9 * max(scale_of(right_before), scale_of(right_after), 1.0)
+    errors = row_errors(after - before, right_after - right_before, row_dim=0)
+    wrong = [node for node, error in enumerate(errors) if error > bound]
+    if wrong:
+        node = wrong[0]
+        expected, actual = max_error(right_after[node], right_before[node]), max_error(after[node], before[node])
+        what = f"prefix token {case.place}" if case.place < len(case.prefix) else f"node {case.place - len(case.prefix)}"
+        raise claims.Insensitivity(
+            Facts(
+                headline=f"logits of node {node} moved by {actual:.3g} when {what} changed, must move by {expected:.3g}",
+                expected=f"moved by {expected:.3g}",
+                actual=f"moved by {actual:.3g}",
+                tree=case.tree,
+                notes={one: f"off by {errors[one]:.2g}" for one in wrong},
+            )
+        )
+
+
+def raise_if_logits_differ(
+    violation: type[claims.Violation],
+    tree: DraftTree,
+    actual: Tensor,
+    expected: Tensor,
+    bound: Bound,
+    record: ClaimRecord,
+    *,
+    when: str = "",
+) -> None:
+    """Shared by the claims that end in a comparison of tree logits with the oracle's."""
+    errors = row_errors(actual, expected, row_dim=0)
+    record.note_share(max(errors) / bound.value)
+    wrong = [node for node, error in enumerate(errors) if error > bound.value]
+    if wrong:
+        raise violation(
+            Facts(
+                headline=f"logits of node {wrong[0]} are off by {errors[wrong[0]]:.2g}{when}",
+                expected=f"within {bound}",
+                actual=f"off by {errors[wrong[0]]:.2g}",
+                tree=tree,
+                notes={node: f"off by {errors[node]:.2g}" for node in wrong},
+            )
+        )
+
+
+def _prefilled(subject: Subject, case: TreeCase) -> Probe:
+    probe = subject.open(case)
+    probe.prefill(case.prefix)
+    return probe
+
+
+def _tapped(subject: Subject, case: Case) -> tuple[DraftTree, int, Taps, Tensor]:
+    assert isinstance(case, TreeCase)
+    taps = Taps()
+    logits = _prefilled(subject, case).forward_tree(case.tree, taps=taps)
+    return case.tree, len(case.prefix), taps, logits
+
+
+def _perturbed(case: PerturbedCase) -> TreeCase:
+    prompt, tokens = list(case.prompt), list(case.tokens)
+    if case.place < len(case.prefix):
+        prompt[case.place] = case.token
+    else:
+        tokens[case.place - len(case.prefix)] = case.token
+    prompt[-1] = tokens[0]
+    return TreeCase(case.model, case.cache, case.layout, tuple(prompt), tuple(tokens), case.parents)
+
+
+def _node_of_row(taps: Taps, tree: DraftTree) -> list[int]:
+    """Rows are nodes unless the target says otherwise."""
+    if taps.node_of_row is None:
+        return list(range(tree.num_nodes))
+    return [int(node) for node in taps.node_of_row.tolist()]
+
+
+def _required(value: Tensor | None, name: str) -> Tensor:
+    if value is None:
+        raise NotTested(f"fill {name} in forward_tree")
+    return value
+
+
+def _same_shape(name: str, actual: Tensor, expected: Tensor) -> None:
+    if actual.shape != expected.shape:
+        wanted, got = list(expected.shape), list(actual.shape)
+        raise Misbehaviour(Facts(f"{name} must have shape {wanted}, has {got}", str(wanted), str(got)))
+
+
+def _visibility_facts(
+    tree: DraftTree,
+    node: int,
+    prefix_len: int,
+    hidden: list[int],
+    seen: Iterable[int],
+    verb: str,
+    *,
+    path: list[int] | None = None,
+) -> Facts:
+    wanted = tree.path_to(node) if path is None else path
+    seen = sorted(seen)
+    extra = sorted({one for one in seen if one not in wanted or seen.count(one) > 1})
+    missing = [one for one in wanted if one not in seen]
+    parts = [f"{verb} node {one}" + (" twice" if seen.count(one) > 1 else " (not on its path)") for one in extra[:1]]
+    parts += [f"misses node {one} (on its path)" for one in missing[:1]]
+    parts += [f"misses prefix row {one}" for one in hidden[:1]]
+    notes = {one: "seen, must not be" for one in extra} | {one: "missed" for one in missing}
+    return Facts(
+        headline=f"node {node} {' and '.join(parts)}",
+        expected=f"prefix 0..{prefix_len - 1} and nodes {wanted}" if prefix_len else f"nodes {wanted}",
+        actual=f"nodes {seen}" + (f", prefix without {hidden}" if hidden else ""),
+        source="the node's ancestors, walked along parents",
+        tree=tree,
+        notes={node: "this row", **notes},
+    )
+
+
+def _in_layer(facts: Facts, layer: int) -> Facts:
+    return replace(facts, headline=f"layer {layer}: {facts.headline}")

@@ -1,0 +1,106 @@
+"""The command line: thin calls of pytest and of the library. Nothing is decided here, nothing heavy is imported early.
+
+Exit codes: 0 done, 1 impossible (one sentence on stderr says why), 2 the command line was wrong; `check` gives pytest's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import specbench
+from specbench import models
+
+SUITE = "specbench.suites.consistency"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args, pytest_args = _parser().parse_known_args(argv)
+    if pytest_args and args.command != "check":
+        args.parser.error(f"unrecognized arguments: {' '.join(pytest_args)}")
+    try:
+        return int(args.run(args, pytest_args))
+    except models.ModelError as error:
+        print(f"specbench: {error}", file=sys.stderr)
+        return 1
+
+
+def check(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    import pytest
+
+    # `-p` names the plugin as its entry point does: loaded once when installed, loaded at all in a bare checkout.
+    command = ["-p", "specbench.plugin", "--pyargs", SUITE, "--specbench-target", args.target]
+    if args.replay is not None:
+        command += ["--specbench-replay", args.replay]
+    return int(pytest.main(command + pytest_args))
+
+
+def claims(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench.claims import CLAIMS
+
+    width = max((len(claim.id) for claim in CLAIMS.values()), default=0)
+    for claim in CLAIMS.values():
+        print(f"{claim.id:<{width}}  level {claim.level}  {claim.must}")
+    return 0
+
+
+def model_fetch(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    models.fetch(args.name, force=args.force)
+    return 0
+
+
+def model_path(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    found = models.find_model(args.name)
+    if found is None:
+        raise models.ModelError(f"{args.name} is not fetched: run `{models.MODELS[args.name].fetch_command}`")
+    print(found.path)
+    return 0
+
+
+def usage(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    args.parser.print_help()
+    return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but an unknown word answers with near matches (STYLE 22) in every supported Python."""
+
+    def _check_value(self, action: argparse.Action, value: str) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(None, models.unknown_name("command", value, action.choices))
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="specbench", description="Is your speculative decoder right?", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"specbench {specbench.__version__}")
+    parser.set_defaults(run=usage, parser=parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    one = commands.add_parser("check", help="judge a target; further arguments go to pytest", allow_abbrev=False)
+    one.add_argument("target", metavar="TARGET", help="pkg.mod:attr or ./file.py:attr")
+    one.add_argument("--replay", metavar="STRING", help="the string from a failure's last line: run that case alone")
+    one.set_defaults(run=check, parser=one)
+
+    one = commands.add_parser("claims", help="list the claims: id, level, MUST sentence", allow_abbrev=False)
+    one.set_defaults(run=claims, parser=one)
+
+    model = commands.add_parser("model", help="real models: fetch one, or say where it is", allow_abbrev=False)
+    model.set_defaults(run=usage, parser=model)
+    actions = model.add_subparsers(dest="action", metavar="ACTION")
+    one = actions.add_parser("fetch", help="download a known model once into the cache", allow_abbrev=False)
+    one.add_argument("name", metavar="NAME", help=f"one of: {', '.join(models.MODELS)}")
+    one.add_argument("--force", action="store_true", help="fetch again even when it is there")
+    one.set_defaults(run=model_fetch, parser=one)
+    one = actions.add_parser("path", help="print the folder of a fetched model", allow_abbrev=False)
+    one.add_argument("name", metavar="NAME", help=f"a folder, or one of: {', '.join(models.MODELS)}")
+    one.set_defaults(run=model_path, parser=one)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

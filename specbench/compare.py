@@ -1,0 +1,67 @@
+"""Comparing a target's numbers with the oracle's: error bounds, first difference, margins. No claim is decided here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# fp64: a real fault is 1e-2 and rounding 1e-15, so this one relative figure separates them by seven orders each way.
+EXACT_RELATIVE = 1e-9
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The largest error that is still no fault, and in words where it comes from."""
+
+    value: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.value:.2g} ({self.source})"
+
+
+def exact_bound(scale: float) -> Bound:
+    """For fp64. scale: the largest oracle magnitude of the quantity compared."""
+    return Bound(EXACT_RELATIVE * max(scale, 1.0), "1e-9 of the scale, fp64")
+
+
+def measured_bound(plain_error: float, scale: float, dtype: torch.dtype) -> Bound:
+    """Twice the error that plain decoding shows in this dtype against fp64, pooled over the case, plus 4 eps x scale."""
+    eps = torch.finfo(dtype).eps
+    return Bound(2.0 * plain_error + 4.0 * eps * scale, "2 x plain decoding's own error + 4 eps x scale, measured")
+
+
+def max_error(actual: Tensor, expected: Tensor) -> float:
+    """Largest absolute difference, in fp64. -inf against -inf is no difference."""
+    if actual.numel() == 0:
+        return 0.0
+    wide, right = actual.double(), expected.double()
+    difference = torch.where(wide == right, 0.0, wide - right)
+    return float(difference.abs().max())
+
+
+def scale_of(values: Tensor) -> float:
+    """Largest finite magnitude."""
+    finite = values[values.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def row_errors(actual: Tensor, expected: Tensor, *, row_dim: int) -> list[float]:
+    """The largest error of each row along `row_dim`."""
+    moved, right = actual.movedim(row_dim, 0), expected.movedim(row_dim, 0)
+    return [max_error(one, other) for one, other in zip(moved, right, strict=True)]
+
+
+def regret(row: Tensor, token: int) -> float:
+    """How much worse than the best token `token` is under an oracle row [V]: 0 for the argmax."""
+    return float(row.max() - row[token])
+
+
+def first_difference(actual: tuple[int, ...], expected: tuple[int, ...]) -> int | None:
+    """The first index at which two token sequences differ, the end of the shorter one included; None if equal."""
+    for idx, (one, other) in enumerate(zip(actual, expected, strict=False)):
+        if one != other:
+            return idx
+    return None if len(actual) == len(expected) else min(len(actual), len(expected))

@@ -1,0 +1,195 @@
+"""From a name on the command line to a target, and from a target to what it can do.
+
+A name is `package.module:attribute` or `./file.py:attribute`; the attribute is an object, a class or a zero-argument
+factory. A method with the wrong signature is told here, with the call that we would make, and never guessed at.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class TargetError(ValueError):
+    """The target cannot be used as given. One sentence: what, where, expected, what to do."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loaded target. name: as given. adapter: the object behind it."""
+
+    name: str
+    adapter: Any
+
+    @property
+    def has_build(self) -> bool:
+        return callable(getattr(self.adapter, "build", None))
+
+    @property
+    def has_build_from(self) -> bool:
+        return callable(getattr(self.adapter, "build_from", None))
+
+
+# The call we make, by method: positional parameter names, then keyword names.
+CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "logits": (("tokens",), ()),
+    "generate": (("prompt",), ("max_new_tokens", "sampling", "stop", "seed")),
+    "verify": (("tree", "target_logits"), ("sampling", "coins")),
+    "prefill": (("tokens",), ()),
+    "forward_tree": (("tree",), ()),
+    "commit": (("path",), ()),
+    "truncate": (("length",), ()),
+    "kv": (("layer",), ()),
+    "build": (("model", "drafter"), ()),
+    "build_from": (("checkpoint", "drafter_checkpoint"), ()),
+    "with_threshold": (("threshold",), ()),
+}
+TREE_METHODS = ("prefill", "forward_tree", "commit", "truncate")
+
+EXPOSE = {
+    "generate": "give the target generate(prompt, *, max_new_tokens, sampling, stop, seed) (level 1)",
+    "verify": "give the target verify(tree, target_logits, *, sampling, coins) (level 2)",
+    "tree": "give the target prefill, forward_tree, commit, truncate and cache_len (level 3)",
+    "kv": "give the target kv(layer) -> (keys, values), each [Hkv, cache_len, D] (level 3)",
+    "taps": "let forward_tree accept taps=None and fill the specbench.types.Taps it is given",
+    "oracle": "give the target logits(tokens) -> [S, V], a `checkpoint` that transformers loads, or a build factory",
+    "build": "give the target build(model, drafter), so that the harness can hand it models and drafters",
+    "threshold": "give the target with_threshold(threshold), the same decoder under lossy threshold acceptance",
+    "rounds": "let generate return a specbench.types.Generation with one Round per verification",
+}
+
+
+def load_target(name: str) -> Target:
+    """The target behind `name`. TargetError when there is none, or when making it fails."""
+    place, colon, attribute = name.rpartition(":")
+    if not colon or not place or not attribute:
+        raise TargetError(f"target {name!r} must be package.module:attribute or ./file.py:attribute")
+    module = _load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
+    value: Any = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            public = [one for one in dir(value) if not one.startswith("_")]
+            raise TargetError(f"target {name!r}: {place} has no {part!r}{_near(part, public)}")
+        value = getattr(value, part)
+    if inspect.isclass(value) or inspect.isroutine(value):
+        try:
+            inspect.signature(value).bind()
+        except TypeError as error:
+            raise TargetError(
+                f"target {name!r}: {attribute} must be callable without arguments, but it is not ({error}): "
+                "name a zero-argument factory or an object"
+            ) from error
+        try:
+            value = value()
+        except Exception as error:
+            raise TargetError(f"target {name!r}: {attribute}() raised {type(error).__name__}: {error}") from error
+    target = Target(name, value)
+    if not capabilities(value, name) and not (target.has_build or target.has_build_from):
+        raise TargetError(
+            f"target {name!r} has none of the methods that specbench calls ({', '.join(CALLS)})"
+            f"{_near_methods(value)}: see the adapter levels in the README"
+        )
+    return target
+
+
+def capabilities(adapter: Any, name: str) -> frozenset[str]:
+    """What an adapter can do, as the words that claims need. TargetError on a method with another signature."""
+    found: set[str] = set()
+    for method in CALLS:
+        if callable(getattr(adapter, method, None)):
+            check_signature(adapter, method, name)
+            found.add(method)
+    has_tree = all(one in found for one in TREE_METHODS)
+    words = {one for one in ("generate", "verify") if one in found}
+    if has_tree:
+        if not hasattr(type(adapter), "cache_len") and not hasattr(adapter, "cache_len"):
+            raise TargetError(f"target {name!r} has forward_tree but no `cache_len` property: add it (committed rows)")
+        words.add("tree")
+        if "kv" in found:
+            words.add("kv")
+        if "taps" in inspect.signature(adapter.forward_tree).parameters:
+            words.add("taps")
+    if "logits" in found or getattr(adapter, "checkpoint", None):
+        words.add("oracle")
+    if "with_threshold" in found:
+        words.add("threshold")
+    return frozenset(words)
+
+
+def check_signature(adapter: Any, method: str, name: str) -> None:
+    """TargetError unless `method` accepts the call that we make."""
+    positional, keywords = CALLS[method]
+    try:
+        inspect.signature(getattr(adapter, method)).bind(*positional, **dict.fromkeys(keywords))
+    except TypeError as error:
+        shown = ", ".join([*positional, *(f"{one}=..." for one in keywords)])
+        raise TargetError(f"target {name!r}: {method} cannot be called as {method}({shown}): {error}") from error
+    except ValueError:  # builtins without a signature are called as they are
+        return
+
+
+def _load_file(path: Path, name: str) -> Any:
+    if not path.is_file():
+        others = [str(one) for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise TargetError(f"target {name!r}: there is no file {path}{_near(str(path), others)}")
+    spec = importlib.util.spec_from_file_location(f"specbench_target_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickling look their module up here
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise TargetError(f"target {name!r}: {path} raised {type(error).__name__} on import: {error}") from error
+    return module
+
+
+def _load_module(place: str, name: str) -> Any:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (place == error.name or place.startswith(error.name + ".")):
+            raise TargetError(f"target {name!r}: importing {place} needs the missing module {error.name!r}") from error
+        near = _near(place.rpartition(".")[2], _siblings(place))
+        raise TargetError(f"target {name!r}: there is no module {error.name!r}{near}") from error
+    except Exception as error:
+        raise TargetError(f"target {name!r}: {place} raised {type(error).__name__} on import: {error}") from error
+
+
+def _siblings(place: str) -> list[str]:
+    import pkgutil
+
+    parent = place.rpartition(".")[0]
+    if not parent:
+        return [one.name for one in pkgutil.iter_modules()]
+    try:
+        paths = importlib.import_module(parent).__path__
+    except Exception:
+        return []
+    return [one.name for one in pkgutil.iter_modules(paths)]
+
+
+def _near(word: str, known: list[str]) -> str:
+    matches = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    if matches:
+        return f"; did you mean {' or '.join(matches)}?"
+    if 0 < len(known) <= 12:
+        return f"; it has {', '.join(sorted(known))}"
+    return ""
+
+
+def _near_methods(value: Any) -> str:
+    public = [one for one in dir(value) if not one.startswith("_") and callable(getattr(value, one, None))]
+    for one in public:
+        matches = difflib.get_close_matches(one, list(CALLS), n=1, cutoff=0.7)
+        if matches:
+            return f"; it has {one!r}, did you mean {matches[0]!r}?"
+    return ""

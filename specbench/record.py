@@ -1,0 +1,214 @@
+"""What a run found, as plain data: verdicts by claim and subject, counts, times. Written as JSON and as the table.
+
+Standard library only, so that reports and the plugin read it without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+EQUAL, NOISE, BUG, NOT_TESTED = "EQUAL", "NOISE", "BUG", "NOT TESTED"
+_SEVERITY = {NOT_TESTED: 0, EQUAL: 1, NOISE: 2, BUG: 3}
+
+
+@dataclass
+class ClaimRecord:
+    """One claim on one subject. Counts are sums over its cases.
+
+    num_tokens: emitted tokens compared. num_ties: tokens that differ below the measured noise bound and are excused.
+    num_differing: tokens that are not the oracle's argmax. num_identical: generations equal to plain decoding throughout.
+    worst: largest error found, as a share of its bound. thresholds: threshold -> [equal tokens, tokens]. detail: what the table adds in words.
+    """
+
+    claim: str
+    subject: str
+    verdict: str = NOT_TESTED
+    reason: str = ""
+    num_cases: int = 0
+    num_nodes: int = 0
+    num_rounds: int = 0
+    num_tokens: int = 0
+    num_ties: int = 0
+    num_differing: int = 0
+    num_generations: int = 0
+    num_identical: int = 0
+    worst: float = 0.0
+    thresholds: dict[str, list[int]] = field(default_factory=dict)
+    detail: str = ""
+    seconds: float = 0.0
+    message: str = ""
+    replay: str = ""
+    shrunk_drafts: int | None = None
+
+    def note_case(self, *, nodes: int = 0, rounds: int = 0, tokens: int = 0) -> None:
+        self.num_cases += 1
+        self.num_nodes += nodes
+        self.num_rounds += rounds
+        self.num_tokens += tokens
+
+    def note_generation(self, *, identical: bool) -> None:
+        self.num_generations += 1
+        self.num_identical += identical
+
+    def note_threshold(self, threshold: float, num_equal: int, num_tokens: int) -> None:
+        equal, total = self.thresholds.get(str(threshold), [0, 0])
+        self.thresholds[str(threshold)] = [equal + num_equal, total + num_tokens]
+
+    def note_share(self, share_of_bound: float) -> None:
+        """An error inside its bound, as a share of that bound."""
+        self.worst = max(self.worst, share_of_bound)
+
+
+@dataclass
+class RunRecord:
+    """A whole run: what was judged, with what, and every claim record."""
+
+    target: str
+    version: str
+    profile: str
+    seed: int
+    environment: dict[str, str] = field(default_factory=dict)
+    subjects: list[str] = field(default_factory=list)
+    models: dict[str, str] = field(default_factory=dict)
+    prompts: list[str] = field(default_factory=list)
+    claims: list[ClaimRecord] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
+    ended: str = "finished"
+
+    def find(self, claim: str, subject: str) -> ClaimRecord | None:
+        for one in self.claims:
+            if (one.claim, one.subject) == (claim, subject):
+                return one
+        return None
+
+    def verdict_of(self, claim: str) -> str:
+        """The most severe verdict over subjects."""
+        verdicts = [one.verdict for one in self.claims if one.claim == claim]
+        return max(verdicts, key=_SEVERITY.__getitem__, default=NOT_TESTED)
+
+    def write(self, path: Path) -> None:
+        """JSON, replaced atomically so that a reader never sees half a file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({"schema": 1, **asdict(self)}, file, indent=1, ensure_ascii=False)
+        Path(name).replace(path)
+
+
+def read(path: Path) -> RunRecord:
+    """The run behind a JSON file. ValueError when it is not one of ours."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if data.pop("schema", None) != 1:
+        raise ValueError(f"{path}: not a specbench run record of schema 1")
+    claims = [ClaimRecord(**one) for one in data.pop("claims")]
+    return RunRecord(**data, claims=claims)
+
+
+def share_lower_bound(num_equal: int, num_tokens: int, *, confidence: float = 0.95) -> float:
+    """Exact one-sided (Clopper-Pearson) lower bound of a binomial share: the p at which so many would be this rare."""
+    if num_tokens == 0 or num_equal == 0:
+        return 0.0
+    if num_equal == num_tokens:
+        return (1.0 - confidence) ** (1.0 / num_tokens)
+    low, high = 0.0, num_equal / num_tokens
+    for _ in range(60):  # bisection: the tail grows with p
+        middle = (low + high) / 2
+        if _upper_tail(num_equal, num_tokens, middle) < 1.0 - confidence:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _upper_tail(num_equal: int, num_tokens: int, p: float) -> float:
+    """P(X >= num_equal) for X ~ Binomial(num_tokens, p), summed over the differing tokens, which are few."""
+    if p <= 0.0:
+        return 0.0
+    total = 0.0
+    for num_differing in range(num_tokens - num_equal + 1):
+        same = num_tokens - num_differing
+        total += math.exp(
+            math.lgamma(num_tokens + 1)
+            - math.lgamma(same + 1)
+            - math.lgamma(num_differing + 1)
+            + same * math.log(p)
+            + num_differing * math.log1p(-p)
+        )
+    return min(total, 1.0)
+
+
+CLAIMED_SHARE = 0.9999
+
+
+def share_sentence(num_equal: int, num_tokens: int) -> str:
+    """The consistency share with its exact lower bound, and whether that is enough to claim 99.99 %."""
+    if num_tokens == 0:
+        return "no tokens compared"
+    bound = share_lower_bound(num_equal, num_tokens)
+    text = (
+        f"{num_equal} of {num_tokens} tokens equal ({100 * num_equal / num_tokens:.4g} %), "
+        f"at least {100 * bound:.3f} % at 95 % confidence"
+    )
+    if bound >= CLAIMED_SHARE:
+        return text
+    if num_equal == num_tokens:
+        return f"{text}: not enough tokens for {100 * CLAIMED_SHARE:.2f} %"
+    return f"{text}: below {100 * CLAIMED_SHARE:.2f} %"
+
+
+def table(run: RunRecord) -> str:
+    """The verdict table: claims down, subjects across, counts to the right."""
+    subjects = run.subjects
+    short = {EQUAL: "EQUAL", NOISE: "NOISE", BUG: "BUG", NOT_TESTED: "-"}
+    order: list[str] = []
+    for one in run.claims:
+        if one.claim not in order:
+            order.append(one.claim)
+    rows = [["claim", "verdict", *subjects, "cases", "nodes", "seconds"]]
+    for claim in order:
+        mine = [one for one in run.claims if one.claim == claim]
+        cells = [run.find(claim, subject) for subject in subjects]
+        rows.append(
+            [
+                claim,
+                run.verdict_of(claim),
+                *(short[one.verdict] if one else "" for one in cells),
+                str(sum(one.num_cases for one in mine)),
+                str(sum(one.num_nodes for one in mine)),
+                f"{sum(one.seconds for one in mine):.1f}",
+            ]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def footer(run: RunRecord) -> list[str]:
+    """Lines below the table: what was judged, shares, cases, time, memory, and every reason for NOT TESTED."""
+    lines = [f"{name}: {text}" for name, text in run.models.items()]
+    if run.prompts:
+        lines.append(f"prompts: {', '.join(run.prompts)}")
+    for one in run.claims:
+        if one.detail:
+            lines.append(f"{one.claim} on {one.subject}: {one.detail}")
+    reasons: dict[str, list[str]] = {}
+    for one in run.claims:
+        if one.verdict == NOT_TESTED and one.reason:
+            reasons.setdefault(one.reason, []).append(f"{one.claim} ({one.subject})")
+    for reason, who in reasons.items():
+        shown = ", ".join(who[:4]) + (f" and {len(who) - 4} more" if len(who) > 4 else "")
+        lines.append(f"NOT TESTED {shown}: {reason}")
+    cases, nodes = sum(one.num_cases for one in run.claims), sum(one.num_nodes for one in run.claims)
+    rounds = sum(one.num_rounds for one in run.claims)
+    lines.append(f"{cases} cases, {nodes} nodes, {rounds} rounds")
+    if run.seconds:
+        lines.append("seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in run.seconds.items()))
+    if run.peak_bytes:
+        lines.append(f"peak memory {run.peak_bytes / 2**30:.2f} GiB")
+    return lines

@@ -1,0 +1,109 @@
+"""specbench.cli: each command is a thin call, and every wrong word gets one sentence with near matches."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import specbench
+from specbench import cli, models
+
+
+@pytest.fixture
+def pytest_args(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What `check` would have started pytest with."""
+    calls: list[list[str]] = []
+
+    def record(args: list[str]) -> int:
+        calls.append(args)
+        return 1
+
+    monkeypatch.setattr(pytest, "main", record)
+    return calls
+
+
+def exit_of(argv: list[str]) -> int:
+    """The exit code, whether argparse left or main returned."""
+    try:
+        return cli.main(argv)
+    except SystemExit as left:
+        return int(left.code or 0)
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_of(["--version"]) == 0
+    assert capsys.readouterr().out == f"specbench {specbench.__version__}\n"
+
+
+MESSAGES = {
+    "chek mod:A": (2, "specbench: unknown command 'chek': did you mean check? Known: check, claims, model\n"),
+    "train": (2, "specbench: unknown command 'train'. Known: check, claims, model\n"),
+    "model fech smollm2": (2, "specbench model: unknown command 'fech': did you mean fetch? Known: fetch, path\n"),
+    "model fetch": (2, "specbench model fetch: the following arguments are required: NAME\n"),
+    "model fetch smolm2": (1, "specbench: unknown model 'smolm2': did you mean smollm2? Known: smollm2\n"),
+    "model path smolm2": (1, "specbench: unknown model 'smolm2': did you mean smollm2? Known: smollm2\n"),
+    "model path smollm2": (1, "specbench: smollm2 is not fetched: run `specbench model fetch smollm2`\n"),
+    "model path smollm2 --forse": (2, "specbench model path: unrecognized arguments: --forse\n"),
+    "check": (2, "specbench check: the following arguments are required: TARGET\n"),
+}
+
+
+@pytest.mark.parametrize("line", MESSAGES)
+def test_wrong_command_line_gets_one_sentence(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    code, message = MESSAGES[line]
+    assert (exit_of(line.split()), capsys.readouterr().err) == (code, message)
+
+
+@pytest.mark.parametrize(("line", "prog"), [("", "specbench"), ("model", "specbench model")])
+def test_command_without_its_word_prints_the_usage(line: str, prog: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_of(line.split()) == 2
+    assert capsys.readouterr().out.startswith(f"usage: {prog} [-h]")
+
+
+def test_model_path_prints_the_folder_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert exit_of(["model", "path", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}\n"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_model_fetch_hands_its_words_to_fetch(force: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, bool]] = []
+    monkeypatch.setattr(models, "fetch", lambda name, *, force: calls.append((name, force)))
+    assert exit_of(["model", "fetch", "smollm2"] + ["--force"] * force) == 0
+    assert calls == [("smollm2", force)]
+
+
+def test_check_is_pytest_on_the_consistency_suite(pytest_args: list[list[str]]) -> None:
+    assert exit_of(["check", "./mine.py:Adapter"]) == 1
+    suite = ["-p", "specbench.plugin", "--pyargs", "specbench.suites.consistency"]
+    assert pytest_args == [[*suite, "--specbench-target", "./mine.py:Adapter"]]
+
+
+def test_check_passes_the_replay_and_everything_else_on(pytest_args: list[list[str]]) -> None:
+    exit_of("check mod:A --replay 7Wc:3.-1.0 -k greedy --hypothesis-profile=quick -x".split())
+    tail = "--specbench-target mod:A --specbench-replay 7Wc:3.-1.0 -k greedy --hypothesis-profile=quick -x".split()
+    assert pytest_args[0][4:] == tail
+
+
+def test_claims_are_listed_with_level_and_must_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = ModuleType("specbench.claims")
+    listed.CLAIMS = {  # type: ignore[attr-defined]
+        "tree.mask": SimpleNamespace(id="tree.mask", level=3, must="let a node attend to its own path only"),
+        "progress": SimpleNamespace(id="progress", level=1, must="emit at least one token every round"),
+    }
+    monkeypatch.setitem(sys.modules, "specbench.claims", listed)
+    assert exit_of(["claims"]) == 0
+    assert capsys.readouterr().out == (
+        "tree.mask  level 3  let a node attend to its own path only\n"
+        "progress   level 1  emit at least one token every round\n"
+    )

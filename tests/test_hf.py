@@ -1,0 +1,490 @@
+"""reference.hf against transformers itself: expected logits, keys and values come from plain forwards."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import BloomConfig, BloomForCausalLM, DynamicCache
+
+from specbench.protocols import LanguageModel
+from specbench.reference.hf import TAP, HFCache, HFModel, check_supported
+from specbench.reference.layouts import LAYOUTS, flatten_causal, flatten_tree_mask
+from specbench.steps import FlatTree
+from specbench.tree import DraftTree, chain
+from specbench.types import Taps
+
+TYPES = ["llama", "gpt2", "gemma3_text"]
+ATTENTIONS = ["sdpa", "eager"]
+# Of the expected values' standard deviation. Measured: sdpa 3e-15, eager 1.1e-6 (fp32 softmax; GPT-2's is fp64).
+TOLERANCE = {"sdpa": 1e-9, "eager": 1e-5}
+WINDOW = 6  # of the tiny Gemma 3
+PREFIX = [5, 9, 2, 2, 30, 11, 7, 5, 41, 0]
+
+# Two children, three grandchildren each, two leaves each. Siblings 1, 2 and 3, 5 carry the same token, and so do whole
+# paths: 1-3-9 and 2-6-15.
+PARENTS = [-1, 0, 0, *[1] * 3, *[2] * 3, *[node for node in range(3, 9) for _ in range(2)]]
+TOKENS = [7, 3, 3, 1, 2, 1, 1, 40, 7, 12, 7, 3, 28, 33, 33, 12, 19, 20, 4, 4, 25]
+TREE = DraftTree(torch.tensor(TOKENS), torch.tensor(PARENTS))
+SIDE_PATH = [0, 2, 7, 18]  # rows of the root and of a path off the leftmost branch
+
+every_type = pytest.mark.parametrize("model_type", TYPES)
+every_attention = pytest.mark.parametrize("attention", ATTENTIONS)
+
+
+@lru_cache
+def tiny(model_type: str, attention: str = "sdpa") -> HFModel:
+    return HFModel.tiny(model_type, seed=3, dtype=torch.float64, attention=attention)
+
+
+@torch.no_grad()
+def plain(model: HFModel, tokens: list[int]) -> Tensor:
+    """transformers' own forward on one sequence: float [S, V]."""
+    return model.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def plain_cache(model: HFModel, tokens: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of a plain forward, per layer, each [Hkv, S, D]; all rows, since the cache knows no window."""
+    cache = DynamicCache()
+    model.model(torch.tensor([tokens]), use_cache=True, **{model._cache_argument: cache})
+    return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+
+
+def plain_tree(model: HFModel, prefix: list[int], tree: DraftTree) -> Tensor:
+    """float [N, V]: for each node, the last row of a plain forward on the prefix and the node's path."""
+    return torch.stack([plain(model, prefix + tree.path_tokens(node))[-1] for node in range(tree.num_nodes)])
+
+
+def prefilled(model: HFModel, tokens: list[int]) -> HFCache:
+    cache = model.new_cache()
+    if tokens:
+        model.forward(flatten_causal(tokens, 0), cache)
+    return cache
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    error = float((actual - expected).abs().max() / expected.std())
+    assert error <= tolerance, f"off by {error:.1e} of the expected values' standard deviation"
+
+
+def num_hooks(model: HFModel) -> int:
+    return sum(len(module._forward_hooks) for module in model.model.modules())
+
+
+@every_attention
+@every_type
+@pytest.mark.parametrize("prefix_len", [0, 1, len(PREFIX)], ids=lambda length: f"P{length}")
+def test_each_node_gets_the_logits_of_a_plain_forward_on_its_path(model_type, attention, prefix_len):
+    """P10 reaches across Gemma's window of 6; P0 is a tree behind an empty cache."""
+    model = tiny(model_type, attention)
+    cache = prefilled(model, PREFIX[:prefix_len])
+    logits = model.forward(flatten_tree_mask(TREE, prefix_len), cache)
+    assert_close(logits, plain_tree(model, PREFIX[:prefix_len], TREE), TOLERANCE[attention])
+
+
+@every_attention
+@every_type
+def test_the_round_after_committing_a_side_branch_is_right(model_type, attention):
+    model = tiny(model_type, attention)
+    cache = prefilled(model, PREFIX)
+    model.forward(flatten_tree_mask(TREE, len(PREFIX)), cache)
+    cache.commit(len(PREFIX), SIDE_PATH)
+    committed = PREFIX + [TOKENS[row] for row in SIDE_PATH]
+    logits = model.forward(flatten_tree_mask(TREE.with_token(0, 22), len(committed)), cache)
+    assert_close(logits, plain_tree(model, committed, TREE.with_token(0, 22)), TOLERANCE[attention])
+
+
+@every_type
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_both_layouts_of_a_tree_give_the_plain_logits(model_type, layout):
+    model = tiny(model_type)
+    flat = LAYOUTS[layout](TREE, len(PREFIX))
+    logits = model.forward(flat, prefilled(model, PREFIX))
+    assert_close(logits[flat.row_of_node], plain_tree(model, PREFIX, TREE), TOLERANCE["sdpa"])
+
+
+@every_type
+def test_a_chain_deeper_than_the_window_is_right(model_type):
+    model = tiny(model_type)
+    deep = chain(PREFIX)
+    logits = model.forward(flatten_tree_mask(deep, 0), model.new_cache())
+    assert_close(logits, plain(model, PREFIX), TOLERANCE["sdpa"])
+
+
+class Windowless(HFModel):
+    """The fault that a 4-D mask invites: sliding layers get the full mask."""
+
+    def _attention_mask(self, mask: Tensor, position_ids: Tensor) -> dict[str, Tensor]:
+        return {layer_type: self._additive(mask) for layer_type in ("full_attention", "sliding_attention")}
+
+
+def test_a_mask_without_the_sliding_window_is_noticed():
+    """4-D masks replace the window that transformers would apply: Mistral and Gemma logits were off by .14 to .38."""
+    model = tiny("gemma3_text")
+    logits = Windowless(model.model).forward(flatten_tree_mask(TREE, len(PREFIX)), prefilled(model, PREFIX))
+    assert (logits - plain_tree(model, PREFIX, TREE)).abs().max() > 1e-3
+
+
+@every_attention
+@every_type
+def test_commit_keeps_the_keys_and_values_of_a_plain_forward(model_type, attention):
+    model = tiny(model_type, attention)
+    cache = prefilled(model, PREFIX)
+    model.forward(flatten_tree_mask(TREE, len(PREFIX)), cache)
+    cache.commit(len(PREFIX), SIDE_PATH)
+    expected = plain_cache(model, PREFIX + [TOKENS[row] for row in SIDE_PATH])
+    assert cache.length == len(PREFIX) + len(SIDE_PATH)
+    for layer, (keys, values) in enumerate(expected):
+        assert_close(cache.rows(layer)[0], keys, TOLERANCE[attention])
+        assert_close(cache.rows(layer)[1], values, TOLERANCE[attention])
+
+
+@every_type
+def test_truncate_keeps_the_first_rows_and_frees_the_others(model_type):
+    model = tiny(model_type)
+    cache = prefilled(model, PREFIX)
+    before = [cache.rows(layer) for layer in range(model.num_layers)]
+    cache.truncate(4)
+    for layer, (keys, values) in enumerate(before):
+        assert torch.equal(cache.rows(layer)[0], keys[:, :4])
+        assert torch.equal(cache.rows(layer)[1], values[:, :4])
+    held = sum(one.untyped_storage().nbytes() for layer in range(model.num_layers) for one in cache.rows(layer))
+    assert cache.length == 4
+    assert cache.nbytes == held == 4 * model.num_layers * 2 * model.num_kv_heads * model.head_dim * 8
+
+
+@every_type
+def test_decoding_goes_on_rightly_after_truncating_to_nothing(model_type):
+    model = tiny(model_type)
+    cache = prefilled(model, PREFIX)
+    cache.truncate(0)
+    assert_close(model.forward(flatten_causal([4, 8], 0), cache), plain(model, [4, 8]), TOLERANCE["sdpa"])
+
+
+def test_a_new_cache_is_empty_and_its_rows_have_their_shape():
+    cache = tiny("llama").new_cache()
+    assert (cache.length, cache.nbytes, list(cache.rows(2)[1].shape)) == (0, 0, [2, 0, 12])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda cache: cache.truncate(-1), "length = -1 must be between 0 and the cache length 10"),
+        (lambda cache: cache.truncate(11), "length = 11 must be between 0 and the cache length 10"),
+        (lambda cache: cache.commit(11, []), "prefix_len = 11 must be between 0 and the cache length 10"),
+        (lambda cache: cache.commit(-1, []), "prefix_len = -1 must be between 0 and the cache length 10"),
+        (lambda cache: cache.commit(8, [0, 2]), "rows[1] = 2 must be >= 0 and < 2 (rows behind the prefix)"),
+        (lambda cache: cache.commit(8, [-1]), "rows[0] = -1 must be >= 0 and < 2 (rows behind the prefix)"),
+    ],
+)
+def test_cache_refuses_rows_it_does_not_hold_and_stays_as_it_was(call, message):
+    cache = prefilled(tiny("llama"), PREFIX)
+    with pytest.raises(ValueError) as refusal:
+        call(cache)
+    assert str(refusal.value) == message
+    assert cache.length == len(PREFIX)
+
+
+@every_type
+def test_a_tapped_forward_gives_the_untapped_logits(model_type):
+    model = tiny(model_type)
+    flat = flatten_tree_mask(TREE, len(PREFIX))
+    tapped = model.forward(flat, prefilled(model, PREFIX), taps=Taps())
+    assert_close(tapped, model.forward(flat, prefilled(model, PREFIX)), 1e-9)
+
+
+@every_type
+def test_a_tapped_causal_forward_gives_the_untapped_logits(model_type):
+    model = tiny(model_type)
+    tokens = torch.tensor([PREFIX, PREFIX[::-1]])
+    assert_close(model.causal(tokens, taps=Taps()), model.causal(tokens), 1e-9)
+
+
+@every_type
+def test_tapped_inputs_are_the_rows_positions_and_mask_of_the_tree(model_type):
+    model, taps = tiny(model_type), Taps()
+    small = DraftTree(torch.tensor([7, 3, 3, 1]), torch.tensor([-1, 0, 0, 2]))
+    model.forward(flatten_tree_mask(small, 2), prefilled(model, PREFIX[:2]), taps=taps)
+    assert taps.node_of_row.tolist() == [0, 1, 2, 3]
+    assert taps.position_ids.tolist() == [2, 3, 3, 4]
+    assert taps.mask.int().tolist() == [
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 1, 0],
+        [1, 1, 1, 0, 1, 1],
+    ]
+
+
+def visible_by_hand(tree: DraftTree, prefix_len: int, window: int | None) -> Tensor:
+    """bool [N, P+N], entry by entry: the prefix and the node's path, as far back as the window reaches."""
+    mask = torch.zeros(tree.num_nodes, prefix_len + tree.num_nodes, dtype=torch.bool)
+    for node in range(tree.num_nodes):
+        seen = [*range(prefix_len), *(prefix_len + one for one in tree.path_to(node))]
+        mask[node, seen if window is None else seen[-window:]] = True
+    return mask
+
+
+@every_type
+def test_tapped_weights_sum_to_one_on_the_mask_and_are_exactly_zero_off_it(model_type):
+    model, taps = tiny(model_type), Taps()
+    model.forward(flatten_tree_mask(TREE, len(PREFIX)), prefilled(model, PREFIX), taps=taps)
+    for layer in range(model.num_layers):
+        sliding = model_type == "gemma3_text" and model.model.config.layer_types[layer] == "sliding_attention"
+        visible = visible_by_hand(TREE, len(PREFIX), WINDOW if sliding else None)
+        weights = taps.layers[layer].attention_weights
+        assert weights.shape == (model.num_heads, TREE.num_nodes, len(PREFIX) + TREE.num_nodes)
+        assert bool((weights[:, ~visible] == 0.0).all())
+        assert bool((weights[:, visible] > 0.0).all())
+        assert float((weights.sum(dim=-1) - 1.0).abs().max()) < 1e-12
+
+
+@every_type
+def test_tapped_keys_and_values_are_the_rows_the_forward_cached(model_type):
+    model, taps, cache = tiny(model_type), Taps(), prefilled(tiny(model_type), PREFIX)
+    model.forward(flatten_tree_mask(TREE, len(PREFIX)), cache, taps=taps)
+    for layer in range(model.num_layers):
+        assert torch.equal(taps.layers[layer].k, cache.rows(layer)[0][:, len(PREFIX) :])
+        assert torch.equal(taps.layers[layer].v, cache.rows(layer)[1][:, len(PREFIX) :])
+
+
+@every_type
+def test_tapped_attention_output_is_the_projection_of_weights_times_values(model_type):
+    model, taps, cache = tiny(model_type), Taps(), prefilled(tiny(model_type), PREFIX)
+    model.forward(flatten_tree_mask(TREE, len(PREFIX)), cache, taps=taps)
+    project = {"gpt2": "transformer.h.1.attn.c_proj"}.get(model_type, "model.layers.1.self_attn.o_proj")
+    group = model.num_heads // model.num_kv_heads
+    mixed = [
+        taps.layers[1].attention_weights[head] @ cache.rows(1)[1][head // group] for head in range(model.num_heads)
+    ]
+    with torch.no_grad():
+        expected = model.model.get_submodule(project)(torch.cat(mixed, dim=-1))
+    assert_close(taps.layers[1].attention_output, expected, 1e-9)
+
+
+@every_type
+def test_causal_taps_are_the_hidden_states_that_transformers_reports(model_type):
+    """The last layer is left out: transformers reports it after the final norm."""
+    model, taps, tokens = tiny(model_type), Taps(), torch.tensor([PREFIX, PREFIX[::-1]])
+    model.causal(tokens, taps=taps)
+    with torch.no_grad():
+        reported = model.model(input_ids=tokens, output_hidden_states=True).hidden_states
+    assert len(taps.layers) == model.num_layers == len(reported) - 1
+    for layer in range(model.num_layers - 1):
+        assert_close(taps.layers[layer].hidden_state, reported[layer + 1], 1e-9)
+
+
+@every_type
+def test_causal_taps_are_the_weights_that_transformers_reports(model_type):
+    """1e-5 because transformers reports weights from eager attention only, whose softmax is fp32."""
+    model, taps, tokens = tiny(model_type), Taps(), torch.tensor([PREFIX, PREFIX[::-1]])
+    model.causal(tokens, taps=taps)
+    with torch.no_grad():
+        reported = tiny(model_type, "eager").model(input_ids=tokens, output_attentions=True).attentions
+    for layer in range(model.num_layers):
+        assert_close(taps.layers[layer].attention_weights, reported[layer], 1e-5)
+
+
+@every_type
+def test_causal_taps_hold_the_keys_and_values_of_each_sequence(model_type):
+    model, taps, tokens = tiny(model_type), Taps(), torch.tensor([PREFIX, PREFIX[::-1]])
+    model.causal(tokens, taps=taps)
+    for row in range(2):
+        for layer, (keys, values) in enumerate(plain_cache(model, tokens[row].tolist())):
+            assert_close(taps.layers[layer].k[row], keys, 1e-9)
+            assert_close(taps.layers[layer].v[row], values, 1e-9)
+
+
+@every_attention
+@every_type
+@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+def test_a_tapped_forward_leaves_the_model_as_it_was(model_type, attention, raises):
+    model = HFModel.tiny(model_type, seed=3, dtype=torch.float64, attention=attention)
+    before, name, hooks = plain(model, PREFIX), model.name, num_hooks(model)
+    flat = flatten_tree_mask(TREE, 0)
+    if raises:
+        bad = FlatTree(flat.tokens, flat.position_ids, flat.mask[:, :-1], flat.node_of_row, flat.row_of_node)
+        with pytest.raises(RuntimeError):
+            model.forward(bad, model.new_cache(), taps=Taps())
+    else:
+        model.forward(flat, model.new_cache(), taps=Taps())
+    assert model.model.config._attn_implementation == attention
+    assert (model.name, num_hooks(model)) == (name, hooks)
+    assert torch.equal(plain(model, PREFIX), before)
+
+
+@every_type
+def test_plain_forwards_stay_causal_even_under_the_tap_attention(model_type):
+    """An attention registered without a mask function made plain forwards silently non-causal, off by .37."""
+    model = HFModel.tiny(model_type, seed=3, dtype=torch.float64)
+    expected = plain(model, PREFIX)
+    model.model.set_attn_implementation(TAP)
+    assert_close(plain(model, PREFIX), expected, 1e-9)
+
+
+@every_type
+def test_no_forward_warns(model_type):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = HFModel.tiny(model_type, seed=0, dtype=torch.float64)
+        cache = prefilled(model, PREFIX)
+        model.forward(flatten_tree_mask(TREE, len(PREFIX)), cache, taps=Taps())
+        model.causal(torch.tensor([PREFIX]), taps=Taps())
+        model.logits(PREFIX)
+
+
+@every_type
+def test_logits_are_those_of_a_plain_forward(model_type):
+    model: LanguageModel = tiny(model_type)
+    assert torch.equal(model.logits(PREFIX), plain(tiny(model_type), PREFIX))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@every_type
+def test_logits_come_in_the_dtype_of_the_model(model_type, dtype):
+    model = HFModel.tiny(model_type, seed=0, dtype=dtype)
+    cache = prefilled(model, PREFIX)
+    assert model.forward(flatten_tree_mask(TREE, len(PREFIX)), cache).dtype == model.dtype == dtype
+    assert cache.rows(0)[0].dtype == dtype
+
+
+@every_type
+def test_one_seed_is_one_model_and_leaves_the_global_generator_alone(model_type):
+    state = torch.random.get_rng_state()
+    wide, again, narrow, other = (
+        HFModel.tiny(model_type, seed=seed, dtype=dtype).model.state_dict()
+        for seed, dtype in [(1, torch.float64), (1, torch.float64), (1, torch.bfloat16), (2, torch.float64)]
+    )
+    assert torch.equal(torch.random.get_rng_state(), state)
+    for key, weight in wide.items():
+        assert torch.equal(weight, again[key])
+        assert torch.equal(weight.bfloat16(), narrow[key])
+        assert not torch.equal(weight, other[key])
+
+
+@every_type
+def test_greedy_output_of_a_tiny_model_varies(model_type):
+    model, tokens = tiny(model_type), [1]
+    for _ in range(40):
+        tokens.append(int(plain(model, tokens)[-1].argmax()))
+    assert len(set(tokens)) >= 8
+
+
+def test_the_facts_about_a_model_are_those_of_its_config():
+    model = tiny("gemma3_text")
+    assert model.name == "transformers gemma3_text sdpa"
+    assert (model.vocab_size, model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (
+        53,
+        4,
+        4,
+        2,
+        16,
+    )
+    assert (tiny("gpt2").num_kv_heads, tiny("gpt2").head_dim) == (4, 8)
+
+
+UNSUPPORTED = (
+    "model_type = 'bloom' must be one of llama, gpt2, gemma3_text, "
+    "the types whose tree mask is known; test another model "
+    "through an adapter of yours that has the methods of specbench.protocols.TreeModel"
+)
+
+
+def test_an_unsupported_model_is_refused():
+    with pytest.raises(ValueError) as refusal:
+        HFModel(BloomForCausalLM(BloomConfig(vocab_size=11, hidden_size=8, n_layer=1, n_head=2)))
+    assert str(refusal.value) == UNSUPPORTED
+
+
+def test_an_unsupported_checkpoint_is_refused_before_its_weights_are_sought(tmp_path):
+    BloomConfig(vocab_size=11, hidden_size=8, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    with pytest.raises(ValueError) as refusal:
+        HFModel.load(tmp_path, dtype=torch.float64)
+    assert str(refusal.value) == UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: HFModel.tiny("t5", seed=0, dtype=torch.float64),
+            "model_type = 't5' must be one of llama, gpt2, gemma3_text",
+        ),
+        (
+            lambda: HFModel.tiny("llama", seed=0, dtype=torch.float64, attention="flash_attention_2"),
+            "attention = 'flash_attention_2' must be one of sdpa, eager (others take no 4-D mask)",
+        ),
+        (lambda: tiny("llama").new_cache("paged"), "cache kind 'paged' is unknown: choose one of contiguous"),
+        (
+            lambda: tiny("llama").forward(flatten_causal([1], 0), object()),
+            "cache is a object, must be an HFCache (from HFModel.new_cache)",
+        ),
+        (lambda: tiny("llama").logits([]), "tokens is empty, must hold at least one token"),
+        (lambda: tiny("llama").logits([0, 61]), "tokens[1] = 61 must be >= 0 and < 61 (the vocabulary)"),
+        (
+            lambda: tiny("gpt2").forward(flatten_causal([1], 512), tiny("gpt2").new_cache()),
+            "position_ids holds 512, must be < 512 (learned positions)",
+        ),
+    ],
+    ids=["type", "attention", "cache-kind", "cache", "empty", "token", "position"],
+)
+def test_wrong_arguments_are_refused_by_name(call, message):
+    with pytest.raises(ValueError) as refusal:
+        call()
+    assert str(refusal.value) == message
+
+
+def test_a_bidirectional_model_is_refused():
+    """EmbeddingGemma has the type gemma3_text but lets tokens look ahead."""
+    config = tiny("gemma3_text").model.config.__class__(use_bidirectional_attention=True)
+    with pytest.raises(ValueError, match="use_bidirectional_attention = True must be False"):
+        check_supported(config, "sdpa")
+
+
+@every_type
+def test_a_saved_checkpoint_loads_as_the_same_model(model_type, tmp_path):
+    tiny(model_type).model.save_pretrained(tmp_path)
+    loaded = HFModel.load(tmp_path, dtype=torch.float64, attention="eager")
+    assert loaded.name == f"transformers {model_type} eager"
+    assert torch.equal(loaded.logits(PREFIX), plain(tiny(model_type, "eager"), PREFIX))
+
+
+class Bomb:
+    """Unpickling it writes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.write_text, (self.marker, "unpickled")
+
+
+@pytest.mark.parametrize("armed", [False, True], ids=["weights", "bomb"])
+def test_a_checkpoint_of_pickles_alone_is_refused_unopened(armed, tmp_path):
+    tiny("llama").model.config.save_pretrained(tmp_path)
+    marker = tmp_path / "marker"
+    if armed:
+        (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(marker)))
+    else:
+        torch.save(tiny("llama").model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match="safetensors"):
+        HFModel.load(tmp_path, dtype=torch.float64)
+    assert not marker.exists()
+
+
+def test_code_shipped_with_a_checkpoint_is_never_run(tmp_path):
+    tiny("llama").model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "shipped.Config", "AutoModelForCausalLM": "shipped.Model"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    marker = tmp_path / "marker"
+    (tmp_path / "shipped.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Config: pass\nclass Model: pass\n")
+    loaded = HFModel.load(tmp_path, dtype=torch.float64)
+    assert type(loaded.model).__name__ == "LlamaForCausalLM"
+    assert not marker.exists()
