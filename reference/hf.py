@@ -115,6 +115,12 @@ class HFModel:
         return getattr(self.model.config, "head_dim", None) or self.model.config.hidden_size // self.num_heads
 
     @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """How many positions each layer sees, the row's own included; None for all."""
+        kinds = getattr(self.model.config, "layer_types", None) or ["full_attention"] * self.num_layers
+        return tuple(self.model.config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.model.dtype
 

@@ -76,9 +76,10 @@ class LlamaModel:
     def device(self) -> torch.device:
         return self._embedding.device
 
-    def to(self, dtype: torch.dtype) -> LlamaModel:
+    def to(self, dtype: torch.dtype, device: str = "cpu") -> LlamaModel:
         """The same weights rounded to (or widened to) another dtype."""
-        return LlamaModel(self.config, {key: one.to(dtype) for key, one in self._weights.items()}, name=self.name)
+        weights = {key: one.to(device=device, dtype=dtype) for key, one in self._weights.items()}
+        return LlamaModel(self.config, weights, name=self.name)
 
     def first_layers(self, num_layers: int) -> LlamaModel:
         """The model cut after `num_layers` layers, with the same norm and head: the weights are shared, not copied."""
@@ -139,7 +140,7 @@ class LlamaModel:
             all_k, all_v = k, v
             if cache is not None:
                 all_k, all_v = (one[None] for one in cache.append(layer, k[0], v[0]))  # [1, Hkv, P+M, D]
-            weights = self._attention_weights(q, all_k, mask)  # [B, Hq, M, P+M]
+            weights = self._attention_weights(q, all_k, mask, layer)  # [B, Hq, M, P+M]
             group = config.num_heads // config.num_kv_heads
             mixed = weights @ all_v.repeat_interleave(group, dim=1)  # [B, Hq, M, D]
             attention_output = self._linear(mixed.transpose(1, 2).flatten(2), prefix + "self_attn.o_proj")
@@ -154,8 +155,8 @@ class LlamaModel:
                     setattr(taps.layer(layer), key, one if cache is None else one[0])
         return self._norm(hidden, "model.norm.weight")
 
-    def _attention_weights(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-        """q [B, Hq, M, D], k [B, Hkv, P+M, D]: query head h reads key head h // (Hq / Hkv)."""
+    def _attention_weights(self, q: Tensor, k: Tensor, mask: Tensor, layer: int) -> Tensor:
+        """q [B, Hq, M, D], k [B, Hkv, P+M, D]: query head h reads key head h // (Hq / Hkv). All layers do the same."""
         k = k.repeat_interleave(self.config.num_heads // self.config.num_kv_heads, dim=1)
         scores = (q @ k.mT).to(self._wide) / math.sqrt(self.config.head_dim)
         return scores.masked_fill(~mask, -math.inf).softmax(dim=-1).to(self.dtype)
@@ -205,7 +206,11 @@ class LlamaModel:
         loaded = AutoModelForCausalLM.from_pretrained(
             path, config=hf_config, dtype="auto", use_safetensors=True, trust_remote_code=False
         )
-        weights = {key: one.to(device=device, dtype=dtype) for key, one in loaded.state_dict().items()}
+        weights = {
+            key: one.to(device=device, dtype=dtype)
+            for key, one in loaded.state_dict().items()
+            if not (config.tied and key == "lm_head.weight")  # the embedding again
+        }
         return cls(config, weights, name=Path(path).name)
 
 

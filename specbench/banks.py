@@ -6,10 +6,11 @@ made on first use and kept.
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,7 +29,15 @@ _CONFIGS = (
 
 
 class Bank:
-    """dtype: of the models handed out. exact: fp64, judged at 1e-9. real: a trained model, judged on fixed cases."""
+    """dtype: of the models handed out. exact: fp64, judged at 1e-9. real: a trained model, judged on fixed cases.
+
+    share_of_examples: of the profile's Hypothesis cases. cache_kinds: what the models' caches can be.
+    """
+
+    share_of_examples = 1.0
+    cache_kinds: tuple[str, ...] = ("contiguous", "preallocated")
+    from_checkpoint = False
+    _widest: ClassVar[dict[str, tuple[torch.dtype, LanguageModel]]] = {}
 
     def __init__(self, name: str, dtype: torch.dtype, *, num_models: int, real: bool = False) -> None:
         self.name = name
@@ -58,12 +67,25 @@ class Bank:
         """The model as a folder of safetensors and config.json."""
         raise NotImplementedError
 
+    @classmethod
+    def widened(cls, path: str, dtype: torch.dtype) -> LanguageModel:
+        """A checkpoint's weights, rounded to `dtype`, in fp64 on the CPU. One at a time is kept: a second copy would
+        cost another gigabyte for SmolLM2. bf16 weights differ from fp32 ones, so each dtype has an oracle of its own."""
+        if cls._widest.get(path, (None, None))[0] != dtype:
+            cls._widest.clear()
+            model = load_checkpoint(path, dtype)
+            wide = model.to(torch.float64) if isinstance(model, LlamaModel) else _widened_hf(model)
+            cls._widest[path] = (dtype, wide)
+        return cls._widest[path][1]
+
 
 class TinyBank(Bank):
     """Six shapes of our own tiny Llama: grouped, multi-query and full heads, tied head, group of three, V = 2."""
 
-    def __init__(self, label: str, dtype: torch.dtype) -> None:
+    def __init__(self, label: str, dtype: torch.dtype, *, device: str = "cpu") -> None:
         super().__init__(f"tiny-{label}", dtype, num_models=len(_CONFIGS))
+        self.share_of_examples = 1.0 if self.exact else 0.25
+        self._device = device
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -71,10 +93,10 @@ class TinyBank(Bank):
         return f"{self.num_models} random Llama shapes, 2-3 layers, reference.model"
 
     def model(self, idx: int) -> LlamaModel:
-        return _tiny(idx).to(self.dtype)
+        return _tiny(idx, self.dtype, self._device)
 
     def wide(self, idx: int) -> LlamaModel:
-        return self.model(idx).to(torch.float64)
+        return _tiny_wide(idx, self.dtype)
 
     def checkpoint(self, idx: int) -> Path:
         if self._folder is None:
@@ -86,14 +108,21 @@ class TinyBank(Bank):
 
 
 @cache
-def _tiny(idx: int) -> LlamaModel:
-    return tiny_llama(_CONFIGS[idx], seed=idx)
+def _tiny(idx: int, dtype: torch.dtype, device: str) -> LlamaModel:
+    return tiny_llama(_CONFIGS[idx], seed=idx).to(dtype, device)
+
+
+@cache
+def _tiny_wide(idx: int, dtype: torch.dtype) -> LlamaModel:
+    return _tiny(idx, dtype, "cpu").to(torch.float64)
 
 
 class HFBank(Bank):
     """Tiny transformers models through `reference.hf`: Llama, GPT-2, Gemma 3 (window shorter than most prompts)."""
 
     TYPES = ("llama", "gpt2", "gemma3_text")
+    share_of_examples = 0.5
+    cache_kinds = ("contiguous",)
 
     def __init__(self) -> None:
         super().__init__("hf-fp64", torch.float64, num_models=len(self.TYPES))
@@ -115,51 +144,58 @@ def _tiny_hf(model_type: str) -> HFModel:
 
 
 class CheckpointBank(Bank):
-    """One trained Llama-architecture checkpoint, with its tokenizer and our prompts."""
+    """One trained checkpoint, with its tokenizer and our prompts."""
 
-    def __init__(self, label: str, path: str, dtype: torch.dtype, *, provenance: str) -> None:
+    def __init__(self, label: str, path: str, dtype: torch.dtype, *, provenance: str, device: str) -> None:
         super().__init__(label, dtype, num_models=1, real=True)
         self._path = path
         self._provenance = provenance
-        self.prompts, self.eos_token_ids = _encoded_prompts(path)
+        self._device = device
+        self.prompts, self.eos_token_ids = encoded_prompts(path)
+        if not isinstance(self.model(0), LlamaModel):
+            self.cache_kinds = ("contiguous",)
+        if not self.prompts:
+            raise ValueError(f"{path} has no tokenizer, which the shipped prompts need: save one into the folder")
 
     @property
     def description(self) -> str:
-        return f"{self._provenance}, {len(self.prompts)} prompts"
+        return f"{self._provenance}; {len(self.prompts)} shipped prompts"
 
-    def model(self, idx: int) -> LlamaModel:
-        return _loaded(self._path, self.dtype)
+    def model(self, idx: int) -> LanguageModel:
+        return load_checkpoint(self._path, self.dtype, self._device)
 
-    def wide(self, idx: int) -> LlamaModel:
-        # bf16 and fp16 weights differ from the fp32 ones by rounding, so each dtype has an oracle of its own.
-        return _widened(self._path, self.dtype)
+    def wide(self, idx: int) -> LanguageModel:
+        return self.widened(self._path, self.dtype)
 
     def checkpoint(self, idx: int) -> Path:
         return Path(self._path)
 
 
-@cache
-def _loaded(path: str, dtype: torch.dtype) -> LlamaModel:
-    return LlamaModel.load(path, dtype=dtype)
-
-
-_wide_models: dict[str, tuple[torch.dtype, LlamaModel]] = {}
-
-
-def _widened(path: str, dtype: torch.dtype) -> LlamaModel:
-    """One fp64 copy at a time: a second one would cost another gigabyte for SmolLM2."""
-    if path not in _wide_models or _wide_models[path][0] != dtype:
-        _wide_models.pop(path, None)
-        _wide_models[path] = (dtype, _loaded(path, dtype).to(torch.float64))
-    return _wide_models[path][1]
+def _widened_hf(model: LanguageModel) -> HFModel:
+    assert isinstance(model, HFModel)
+    return HFModel(copy.deepcopy(model.model).double())
 
 
 @cache
-def _encoded_prompts(path: str) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]:
+def load_checkpoint(path: str, dtype: torch.dtype, device: str = "cpu") -> LanguageModel:
+    """Our own forward for a Llama architecture, transformers for the other types that `reference.hf` supports."""
+    from transformers import AutoConfig
+
+    if AutoConfig.from_pretrained(path, trust_remote_code=False).model_type == "llama":
+        return LlamaModel.load(path, dtype=dtype, device=device)
+    return HFModel.load(path, dtype=dtype, device=device)
+
+
+@cache
+def encoded_prompts(path: str) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]:
+    """(id, token ids) of every shipped prompt and the end token ids; both empty when the folder has no tokenizer."""
     from transformers import AutoTokenizer
 
     from specbench.prompts import encode, load_prompts
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError):
+        return (), ()
     eos = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
     return tuple((one.id, tuple(encode(one, tokenizer))) for one in load_prompts()), eos

@@ -1,6 +1,6 @@
 """The command line: thin calls of pytest and of the library. Nothing is decided here, nothing heavy is imported early.
 
-Exit codes: 0 done, 1 impossible (one sentence on stderr says why), 2 the command line was wrong; `check` gives pytest's.
+Exit codes: 0 done, 1 impossible (a sentence on stderr says why), 2 the command line was wrong; `check` gives pytest's.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ class Target:
 
     name: str
     adapter: Any
+    is_reference: bool = False  # the default target, judged when none is named
 
     @property
     def has_build(self) -> bool:

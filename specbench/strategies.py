@@ -7,6 +7,7 @@ steered so that an ordinary run has wide, deep trees: half of the cases branch a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -158,6 +159,13 @@ def generation_cases(draw: Draw, subject: Subject, *, always_wrong: bool = False
     )
 
 
+@st.composite
+def threshold_cases(draw: Draw, subject: Subject) -> GenerationCase:
+    """Scripted trees, or chains with the target's second choice in them: that is what a threshold may let pass."""
+    case = draw(generation_cases(subject))
+    return draw(st.sampled_from([case, replace(case, rounds=(), drafter="runner_up")]), label="drafter")
+
+
 def strategy_for(claim: str, subject: Subject) -> st.SearchStrategy[Any]:
     """The cases a claim is judged on."""
     special = {
@@ -166,6 +174,7 @@ def strategy_for(claim: str, subject: Subject) -> st.SearchStrategy[Any]:
         "kv.commit": commit_cases,
         "kv.rollback": commit_cases,
         "greedy.walk": walk_cases,
+        "threshold.consistency": threshold_cases,
     }
     if claim in special:
         return special[claim](subject)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench.banks import Bank
+from specbench.banks import Bank, CheckpointBank, HFBank, TinyBank
 from specbench.cases import Case
 from specbench.clock import Clock
 from specbench.loading import EXPOSE, Target, TargetError, capabilities
+from specbench.models import find_model
+from specbench.own_bank import OwnBank
 from specbench.probe import Probe
+from specbench.profiles import Profile
 from specbench.protocols import Drafter, LanguageModel
 from specbench.reference import autoregressive
 from specbench.reference.decoder import Decoder
+from specbench.reference.model import LlamaModel
 from specbench.reference.session import TreeSession
 from specbench.tree import DraftTree
+from specbench.types import DTYPES
 from specbench.watchdog import Watchdog
 
 
@@ -26,8 +32,25 @@ class NotTested(Exception):
     """The subject does not expose what a claim needs; the text says what to expose."""
 
 
+@dataclass(frozen=True)
+class Unavailable:
+    """A column that cannot be judged here; `reason` says how to get it."""
+
+    name: str
+    reason: str
+
+    @property
+    def description(self) -> str:
+        return f"NOT TESTED: {self.reason}"
+
+
 class Subject:
-    """A target on a bank. Made by `make_subjects`; `missing` answers whether a claim can be judged."""
+    """A target on a bank. `missing` answers whether a claim can be judged.
+
+    exact: fp64 against the same implementation, judged at 1e-9. noise_dtype: in which plain decoding shows the noise
+    that is excused. A foreign implementation of fp64 weights may keep norms and softmax in fp32 (transformers does), so
+    what it is excused is measured in fp32.
+    """
 
     def __init__(self, target: Target, bank: Bank, *, clock: Clock, watchdog: Watchdog) -> None:
         self.target = target
@@ -35,13 +58,19 @@ class Subject:
         self.clock = clock
         self.watchdog = watchdog
         self.name = bank.name
+        foreign = bank.from_checkpoint or (target.has_build_from and not target.has_build)
+        self.exact = bank.exact and not foreign
+        self.noise_dtype = torch.float32 if bank.exact and foreign else bank.dtype
+        self.used_prompts: set[str] = set()
         self._plain_texts: dict[tuple[int, tuple[int, ...], int], tuple[int, ...]] = {}
-        self._own: Any = None
+        accepted = inspect.signature(target.adapter.build).parameters if target.has_build else {}
+        self.cache_kinds = bank.cache_kinds if "cache" in accepted else ("contiguous",)
+        self.layouts = ("tree_mask", "path_batch") if "layout" in accepted else ("tree_mask",)
         self.has = self._capabilities()
 
     @property
-    def exact(self) -> bool:
-        return self.bank.exact
+    def description(self) -> str:
+        return self.bank.description
 
     def missing(self, needs: Sequence[str]) -> str | None:
         """The sentence that says what to expose, or None when everything needed is there ("rounds" shows at run time)."""
@@ -62,8 +91,12 @@ class Subject:
 
     def open_plain(self, case: Case) -> Probe:
         """Plain decoding in the subject's dtype on the same weights: what a target's noise is measured against."""
-        session = TreeSession(self.bank.model(case.model))
-        return Probe(session, vocab_size=session.vocab_size, clock=self.clock, watchdog=self.watchdog)
+        model = self.bank.model(case.model)
+        if isinstance(self.bank, OwnBank) and "tree" in self.has:
+            return self.open(case)
+        if self.noise_dtype != self.bank.dtype and isinstance(model, LlamaModel):
+            model = model.to(self.noise_dtype)
+        return Probe(TreeSession(model), vocab_size=model.vocab_size, clock=self.clock, watchdog=self.watchdog)
 
     def score(self, case: Case, prefix: Sequence[int], tree: DraftTree) -> autoregressive.NodeScores:
         """What plain decoding computes at each node, in fp64."""
@@ -97,15 +130,16 @@ class Subject:
         return self._plain_texts[key]
 
     def _make(self, model: LanguageModel, case: Case, drafter: Drafter | None) -> Any:
-        if self.target.has_build:
-            accepted = inspect.signature(self.target.adapter.build).parameters
+        target = self.target
+        if target.has_build:
             wanted = {"cache": case.cache, "layout": case.layout}
+            accepted = inspect.signature(target.adapter.build).parameters
             keywords = {key: value for key, value in wanted.items() if key in accepted}
-            return _made(self.target, "build", self.target.adapter.build, model, drafter, **keywords)
-        if self.target.has_build_from:
+            return _made(target, "build", lambda: target.adapter.build(model, drafter, **keywords))
+        if target.has_build_from:
             folder = str(self.bank.checkpoint(case.model))
-            return _made(self.target, "build_from", self.target.adapter.build_from, folder, None)
-        return self.target.adapter
+            return _made(target, "build_from", lambda: target.adapter.build_from(folder, None))
+        return target.adapter
 
     def _capabilities(self) -> frozenset[str]:
         adapter = self.target.adapter
@@ -113,11 +147,46 @@ class Subject:
         if self.target.has_build or self.target.has_build_from:
             adapter = self._make(self.bank.model(0), Case(), None)
             extra = {"oracle", "build"} if self.target.has_build else {"oracle"}
+        elif isinstance(self.bank, OwnBank) and self.bank.has_oracle:
+            extra = {"oracle"}
         return capabilities(adapter, self.target.name) | extra
 
 
-def _made(target: Target, name: str, factory: Any, *arguments: Any, **keywords: Any) -> Any:
+def make_subjects(
+    target: Target, *, model: str, profile: Profile, device: str, clock: Clock, watchdog: Watchdog
+) -> list[Subject | Unavailable]:
+    """The columns of a run. model: a name that `specbench model fetch` knows, a folder, a hub id, or "none"."""
+    banks: list[Bank | Unavailable]
+    if target.has_build:
+        tiny = [TinyBank(label, dtype, device=device) for label, dtype in DTYPES.items()]
+        banks = [tiny[0], *([HFBank()] if device == "cpu" else []), *tiny[1:]]
+        banks += _real_banks(model, profile.real_dtypes, device)
+    elif target.has_build_from:
+        banks = [TinyBank("fp64", torch.float64), TinyBank("fp32", torch.float32)]
+        banks += _real_banks(model, ("fp32",), device)
+    else:
+        banks = [OwnBank(target, clock=clock, watchdog=watchdog)]
+    return [
+        one if isinstance(one, Unavailable) else Subject(target, one, clock=clock, watchdog=watchdog) for one in banks
+    ]
+
+
+def _real_banks(model: str, dtypes: Sequence[str], device: str) -> list[Bank | Unavailable]:
+    if model == "none":
+        return []
+    found = find_model(model)
+    short = model if found is None else found.name
+    if found is None:
+        how = f"run `specbench model fetch {model}`, or give a folder by --specbench-model"
+        return [Unavailable(f"{short}-{dtype}", f"the model {model} is not here: {how}") for dtype in dtypes]
+    return [
+        CheckpointBank(f"{short}-{dtype}", str(found.path), DTYPES[dtype], provenance=found.label, device=device)
+        for dtype in dtypes
+    ]
+
+
+def _made(target: Target, name: str, factory: Callable[[], Any]) -> Any:
     try:
-        return factory(*arguments, **keywords)
+        return factory()
     except Exception as error:
         raise TargetError(f"target {target.name!r}: {name}() raised {type(error).__name__}: {error}") from error

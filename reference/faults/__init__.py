@@ -1,1 +1,1 @@
-"""Planted faults: one replaced step of the reference decoder each, to prove that every claim can fail."""
+"""Planted faults: what real projects shipped, as replacements of one or two steps. The good code has no flags for them."""

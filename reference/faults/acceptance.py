@@ -1,0 +1,80 @@
+"""Verifiers that keep the wrong drafts or say the wrong token after them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from specbench.reference.faults.fault import Fault
+from specbench.reference.verify import argmax_lowest
+from specbench.steps import Steps
+from specbench.tree import DraftTree
+from specbench.types import VerifyResult
+
+
+def _own_row(steps: Steps) -> Steps:
+    def walk(tree: DraftTree, target_logits: Tensor) -> VerifyResult:
+        node, path = 0, []
+        while True:
+            fitting = [
+                child
+                for child in tree.children(node)
+                if argmax_lowest(target_logits[child]) == tree.token_list[child]
+            ]
+            if not fitting:
+                return VerifyResult(tuple(path), argmax_lowest(target_logits[node]))
+            node = fitting[0]
+            path.append(node)
+
+    return replace(steps, walk=walk)
+
+
+def _first_unverified(steps: Steps) -> Steps:
+    def walk(tree: DraftTree, target_logits: Tensor) -> VerifyResult:
+        result = steps.walk(tree, target_logits)
+        if result.path or not tree.children(0):
+            return result
+        first = tree.children(0)[0]
+        return VerifyResult((first,), argmax_lowest(target_logits[first]))
+
+    return replace(steps, walk=walk)
+
+
+def _bonus_by_depth(steps: Steps) -> Steps:
+    def walk(tree: DraftTree, target_logits: Tensor) -> VerifyResult:
+        result = steps.walk(tree, target_logits)
+        if not result.path:
+            return result
+        # The row number is taken for the depth: right on a chain and nowhere else.
+        return VerifyResult(result.path, argmax_lowest(target_logits[len(result.path)]))
+
+    return replace(steps, walk=walk)
+
+
+FAULTS = (
+    Fault(
+        "own_row",
+        "row-self",
+        "a draft is judged by its own row, which has read it already, instead of its parent's",
+        "any draft",
+        "greedy.walk",
+        _own_row,
+    ),
+    Fault(
+        "first_unverified",
+        "accept-draft-first-unverified",
+        "the first draft is kept when nothing was accepted",
+        "a fully rejected draft",
+        "greedy.walk",
+        _first_unverified,
+    ),
+    Fault(
+        "bonus_row",
+        "bonus/correction-token-wrong",
+        "the bonus token comes from the row numbered by depth, not from the last accepted node's",
+        "an accepted path off the leftmost one",
+        "greedy.walk",
+        _bonus_by_depth,
+    ),
+)

@@ -1,0 +1,76 @@
+"""Caches that keep the wrong rows between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from specbench.protocols import Cache
+from specbench.reference.faults.fault import Fault
+from specbench.reference.kv_cache import ContiguousCache, PreallocatedCache
+from specbench.steps import Steps
+
+_Commit = Callable[[Cache, int, Sequence[int]], None]
+
+
+def _with_commit(commit: _Commit) -> Callable[[Steps], Steps]:
+    return lambda steps: replace(steps, commit=commit)
+
+
+def _no_rollback(cache: Cache, prefix_len: int, rows: Sequence[int]) -> None:
+    """Nothing is dropped: rejected rows stay where the forward left them."""
+
+
+def _first_rows(cache: Cache, prefix_len: int, rows: Sequence[int]) -> None:
+    cache.commit(prefix_len, range(len(rows)))
+
+
+def _keys_only(cache: Cache, prefix_len: int, rows: Sequence[int]) -> None:
+    """Keys are gathered, values stay the first rows."""
+    values = [cache.rows(layer)[1][:, : prefix_len + len(rows)].clone() for layer in range(_num_layers(cache))]
+    cache.commit(prefix_len, rows)
+    for layer, value in enumerate(values):
+        _set_values(cache, layer, value)
+
+
+def _num_layers(cache: Cache) -> int:
+    if isinstance(cache, ContiguousCache):
+        return len(cache._values)
+    if isinstance(cache, PreallocatedCache):
+        return cache._buffer.shape[0]
+    raise ValueError("this fault can be planted in the caches of reference.kv_cache only")
+
+
+def _set_values(cache: Cache, layer: int, value: object) -> None:
+    if isinstance(cache, ContiguousCache):
+        cache._values[layer] = value  # type: ignore[call-overload]
+    elif isinstance(cache, PreallocatedCache):
+        cache._buffer[layer, 1, :, : cache.length] = value  # type: ignore[assignment]
+
+
+FAULTS = (
+    Fault(
+        "no_rollback",
+        "kv-not-rolled-back",
+        "rejected rows stay in the cache",
+        "a rejected draft",
+        "kv.commit",
+        _with_commit(_no_rollback),
+    ),
+    Fault(
+        "first_rows",
+        "kv-wrong-path-compacted",
+        "the first rows of the block are kept, as many as were accepted, whichever path it was",
+        "an accepted path that is not the first rows in memory",
+        "kv.commit",
+        _with_commit(_first_rows),
+    ),
+    Fault(
+        "values_not_moved",
+        "kv-wrong-path-compacted",
+        "keys of the accepted path are gathered, values are not",
+        "an accepted path that is not the first rows in memory",
+        "kv.commit",
+        _with_commit(_keys_only),
+    ),
+)

@@ -1,0 +1,242 @@
+"""Judging one claim on one subject: draw cases, run the check, shrink, render, record. The only place that does.
+
+A `RunSession` holds what a whole run shares: target, subjects, the record, clock and watchdog.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import shlex
+import sys
+import time
+import zlib
+from collections.abc import Callable
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import HypothesisException
+
+import specbench
+from specbench import claims
+from specbench.cases import Case, GenerationCase, decode, encode
+from specbench.checks import CHECKS
+from specbench.claims import CLAIMS, Claim, Violation
+from specbench.clock import Clock
+from specbench.failures import render
+from specbench.fixed import fixed_cases
+from specbench.loading import Target
+from specbench.profiles import Profile
+from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, ClaimRecord, RunRecord, share_sentence
+from specbench.strategies import strategy_for
+from specbench.subjects import NotTested, Subject, Unavailable, make_subjects
+from specbench.watchdog import Watchdog
+
+
+class Failed(Exception):
+    """A claim does not hold; the text is the rendered message."""
+
+
+class Skipped(Exception):
+    """A claim was not tested; the text says what to expose or run."""
+
+
+class RunSession:
+    """Made once a run. target: None judges the reference decoder itself."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        model: str,
+        profile: Profile,
+        seed: int,
+        device: str,
+        timeout: float,
+        on_hang: Callable[[str], None],
+    ) -> None:
+        self.target = target
+        self.profile = profile
+        self.clock = Clock()
+        self.watchdog = Watchdog(timeout, on_hang)
+        self.started = time.perf_counter()
+        self.current: tuple[str, str] | None = None  # claim and subject in progress, for whoever reports a hang
+        self.subjects: dict[str, Subject | Unavailable] = {
+            one.name: one
+            for one in make_subjects(
+                target, model=model, profile=profile, device=device, clock=self.clock, watchdog=self.watchdog
+            )
+        }
+        self.run = RunRecord(
+            target=target.name,
+            version=specbench.__version__,
+            profile=profile.name,
+            seed=seed,
+            environment=_environment(device),
+            subjects=list(self.subjects),
+            models={name: one.description for name, one in self.subjects.items()},
+        )
+        self._num_threads = torch.get_num_threads()
+
+    def judge(self, claim_id: str, subject_name: str) -> ClaimRecord:
+        """Runs a claim on a subject. Raises Failed or Skipped; the record is kept in every case."""
+        claim, subject = CLAIMS[claim_id], self.subjects[subject_name]
+        record = ClaimRecord(claim_id, subject_name)
+        self.run.claims.append(record)
+        self.current = (claim_id, subject_name)
+        started = time.perf_counter()
+        try:
+            if isinstance(subject, Unavailable):
+                raise NotTested(subject.reason)
+            if reason := subject.missing(claim.needs):
+                raise NotTested(reason)
+            with self.clock.count("other"):
+                self._judge(claim, subject, record)
+        except NotTested as reason:
+            record.verdict, record.reason = NOT_TESTED, str(reason)
+            raise Skipped(str(reason)) from None
+        finally:
+            record.seconds = time.perf_counter() - started
+            self.current = None
+        return record
+
+    def replay(self, claim_id: str, subject_name: str, case: Case) -> ClaimRecord:
+        """Runs a claim on one given case."""
+        claim, subject = CLAIMS[claim_id], self.subjects[subject_name]
+        if isinstance(subject, Unavailable):
+            raise Skipped(subject.reason)
+        record = ClaimRecord(claim_id, subject_name)
+        self.run.claims.append(record)
+        if case.model >= subject.bank.num_models:
+            raise Failed(f"replay string: model = {case.model} must be < {subject.bank.num_models} on {subject_name}")
+        with self.clock.count("other"):
+            self._check_all(claim, subject, [case], record)
+        return record
+
+    def finish(self) -> RunRecord:
+        """Settles what the run as a whole shows."""
+        seconds = dict(self.clock.seconds)
+        total = time.perf_counter() - self.started
+        self.run.seconds = {
+            "target": seconds.get("target", 0.0),
+            "oracle": seconds.get("oracle", 0.0),
+            "drawing and comparing": seconds.get("other", 0.0),
+            "loading": max(0.0, total - sum(seconds.values())),
+            "total": total,
+        }
+        self.run.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return self.run
+
+    def _judge(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:
+        # Two threads cost tiny tensors more than they bring; a real model wants them all.
+        torch.set_num_threads(self._num_threads if subject.bank.real else 1)
+        cases = fixed_cases(claim.id, subject, self.profile)
+        if cases is not None:
+            self.run.prompts = sorted({*self.run.prompts, *subject.used_prompts})
+            self._check_all(claim, subject, cases, record)
+        else:
+            self._check_drawn(claim, subject, record)
+        self._settle(record, subject)
+
+    def _check_all(self, claim: Claim, subject: Subject, cases: list[Case], record: ClaimRecord) -> None:
+        for case in cases:
+            try:
+                self._check(claim, subject, case, record)
+            except Violation as violation:
+                self._fail(violation, claim, subject, case, record)
+        if record.verdict == NOT_TESTED:
+            self._settle(record, subject)
+
+    def _check_drawn(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:
+        failing: list[Case] = []
+        max_examples = max(5, int(self.profile.max_examples * subject.bank.share_of_examples))
+
+        @seed(zlib.crc32(f"{self.run.seed} {claim.id} {subject.name}".encode()))
+        @settings(
+            max_examples=max_examples,
+            deadline=None,
+            database=None,  # a run is reproduced by its seed or a replay string, not by what is left on a disk
+            derandomize=False,
+            report_multiple_bugs=False,
+            print_blob=False,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(strategy_for(claim.id, subject))
+        def run(case: Case) -> None:
+            trial = record if not failing else ClaimRecord(claim.id, subject.name)  # shrinking is not counted
+            try:
+                self._check(claim, subject, case, trial)
+            except Violation:
+                failing.append(case)
+                raise
+
+        try:
+            run()
+        except Violation as violation:
+            self._fail(violation, claim, subject, failing[-1], record)
+        except HypothesisException as error:
+            # The same case failed once and passed once: the target answers differently to equal questions.
+            record.verdict, record.message = BUG, f"{claim.id}: the target is not deterministic ({type(error).__name__})"
+            if failing:
+                record.replay = encode(failing[-1])
+            raise Failed(
+                f"{record.message}: one and the same case failed and then passed; "
+                f"expected equal answers to equal questions      [claim {claim.id}, level {claim.level}]"
+            ) from None
+
+    def _check(self, claim: Claim, subject: Subject, case: Case, record: ClaimRecord) -> None:
+        CHECKS[claim.id](subject, case, record)
+        rounds = 0 if isinstance(case, GenerationCase) else case.num_rounds
+        record.note_case(nodes=case.num_drafts, rounds=rounds)
+
+    def _fail(self, violation: Violation, claim: Claim, subject: Subject, case: Case, record: ClaimRecord) -> None:
+        replay = f"{claim.id}@{subject.name}@{encode(case)}"
+        target = "" if self.target.is_reference else f" {shlex.quote(self.target.name)}"
+        command = f"specbench check{target} --replay {shlex.quote(replay)}"
+        text = render(violation, claim, case, subject=subject.name, run=self.run, command=command)
+        record.verdict, record.message, record.replay = BUG, text, replay
+        record.shrunk_drafts = case.num_drafts
+        raise Failed(text) from None
+
+    def _settle(self, record: ClaimRecord, subject: Subject) -> None:
+        """EQUAL or NOISE, and what the table adds in words."""
+        noisy = record.num_ties or (not subject.exact and record.worst > 0)
+        record.verdict = NOISE if noisy else EQUAL
+        parts = []
+        if record.claim == "greedy.lossless" and record.num_tokens:
+            parts.append(share_sentence(record.num_tokens - record.num_differing, record.num_tokens))
+            parts.append(f"{record.num_identical} of {record.num_generations} generations identical to plain decoding")
+        if record.num_ties:
+            parts.append(f"{record.num_ties} differing tokens are ties below the measured bound")
+        if record.worst and not subject.exact:
+            parts.append(f"largest error {100 * record.worst:.0f} % of its measured bound")
+        for threshold, (equal, total) in record.thresholds.items():
+            if total:
+                parts.append(f"threshold {threshold}: {100 * equal / total:.1f} % of {total} tokens equal plain decoding")
+        record.detail = "; ".join(parts)
+
+
+def parse_replay(text: str) -> tuple[str, str, Case]:
+    """`claim@subject@case` taken apart. ValueError says which part is wrong."""
+    parts = text.split("@", 2)
+    if len(parts) != 3:
+        raise ValueError(f"replay string {text[:60]!r} must be claim@subject@case, as a failure prints it")
+    if parts[0] not in claims.CLAIMS:
+        raise ValueError(f"replay string names claim {parts[0]!r}: expected one of {', '.join(claims.CLAIMS)}")
+    return parts[0], parts[1], decode(parts[2])
+
+
+def _environment(device: str) -> dict[str, str]:
+    import transformers
+
+    return {
+        "device": f"device {device}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tf32": "off",
+        "machine": platform.machine(),
+        "arguments": " ".join(sys.argv[1:]),
+    }
+

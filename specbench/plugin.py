@@ -1,0 +1,263 @@
+"""The pytest plugin: options, profiles, the `judge` fixture, the verdict table, JSON, exit codes.
+
+It is loaded in every pytest run of an environment that has specbench, so it must cost nothing and change nothing there:
+torch is imported only when a suite asks for the run session.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from specbench.claims import CLAIMS
+from specbench.profiles import PROFILES, profile_named
+from specbench.record import NOT_TESTED, RunRecord, footer, table
+from specbench.watchdog import EXIT_HUNG
+
+if TYPE_CHECKING:
+    from specbench.judge import RunSession
+
+SESSION = pytest.StashKey["RunSession"]()
+REQUIRED = pytest.StashKey["list[str]"]()
+WRITTEN = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("specbench", "specbench: conformance of speculative decoders")
+    group.addoption("--specbench-target", metavar="TARGET", help="package.module:attribute or ./file.py:attribute")
+    group.addoption(
+        "--specbench-model",
+        metavar="NAME_OR_PATH",
+        default="smollm2",
+        help="real model to judge on: a fetched name, a folder, a hub id (safetensors only), or none",
+    )
+    group.addoption("--specbench-device", metavar="DEVICE", default="cpu", help="cpu (default) or cuda")
+    group.addoption(
+        "--specbench-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=300.0,
+        help="longest that one call of the target may take; 0 for no limit",
+    )
+    group.addoption("--specbench-replay", metavar="STRING", help="run the one case that a failure printed")
+    group.addoption(
+        "--specbench-require",
+        metavar="CLAIMS_OR_LEVEL",
+        default="",
+        help="claim ids (globs allowed) or levels, comma-separated, for which NOT TESTED fails",
+    )
+    group.addoption(
+        "--specbench-json",
+        metavar="FILE",
+        default=".specbench/report.json",
+        help="where the run record goes (default .specbench/report.json)",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "claim(id): the specbench claim that a test judges")
+    _register_profiles()
+    config.stash[REQUIRED] = _required_claims(config.getoption("--specbench-require"))
+
+
+def _register_profiles() -> None:
+    """Known to Hypothesis before its own plugin looks --hypothesis-profile up."""
+    from hypothesis import settings
+
+    for one in PROFILES.values():
+        # Hypothesis switches derandomize on and the database off where CI is set; we say both ourselves.
+        settings.register_profile(one.name, max_examples=one.max_examples, derandomize=False, database=None)
+
+
+def _required_claims(text: str) -> list[str]:
+    required: list[str] = []
+    for word in (one.strip() for one in text.split(",")):
+        if not word:
+            continue
+        if word.isdigit():
+            found = [claim.id for claim in CLAIMS.values() if claim.level == int(word)]
+        else:
+            found = fnmatch.filter(CLAIMS, word)
+        if not found:
+            near = difflib.get_close_matches(word, CLAIMS, n=3)
+            levels = sorted({claim.level for claim in CLAIMS.values()})
+            hint = f"did you mean {' or '.join(near)}?" if near else f"claims: {', '.join(CLAIMS)}; levels: {levels}"
+            raise pytest.UsageError(f"--specbench-require: no claim or level {word!r}; {hint}")
+        required += found
+    return required
+
+
+def run_session(config: pytest.Config) -> RunSession:
+    """The run's session, made on first use: only a suite needs torch and models."""
+    if SESSION in config.stash:
+        return config.stash[SESSION]
+    from specbench.judge import RunSession, parse_replay
+    from specbench.loading import Target, TargetError, load_target
+    from specbench.reference.target import ReferenceTarget
+
+    name = config.getoption("--specbench-target")
+    seed = config.getoption("hypothesis_seed", None)
+    try:
+        target = load_target(name) if name else Target("specbench.reference", ReferenceTarget(), is_reference=True)
+        session = RunSession(
+            target,
+            model=config.getoption("--specbench-model"),
+            profile=profile_named(config.getoption("hypothesis_profile", None)),
+            seed=random.SystemRandom().randrange(2**32) if seed is None else int(seed),
+            device=config.getoption("--specbench-device"),
+            timeout=config.getoption("--specbench-timeout"),
+            on_hang=lambda sentence: _leave(config, sentence),
+        )
+        if replay := config.getoption("--specbench-replay"):
+            parse_replay(replay)
+    except (TargetError, ValueError) as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[SESSION] = session
+    return session
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "subject_name" in metafunc.fixturenames:
+        session = run_session(metafunc.config)
+        metafunc.parametrize("subject_name", list(session.subjects))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Claims run in their own order, lower ones first, so that a failure can say what holds below it; a replay runs
+    alone."""
+    order = {claim: number for number, claim in enumerate(CLAIMS)}
+    ours = [item for item in items if item.get_closest_marker("claim")]
+    if not ours:
+        return
+    ranked = sorted(ours, key=lambda item: order[_claim_of(item)])
+    others = [item for item in items if not item.get_closest_marker("claim")]
+    items[:] = [*others, *ranked]
+    if replay := config.getoption("--specbench-replay"):
+        from specbench.judge import parse_replay
+
+        claim, subject, _ = parse_replay(replay)
+        chosen = [one for one in items if one.get_closest_marker("claim") and _claim_of(one) == claim]
+        chosen = [one for one in chosen if one.callspec.params.get("subject_name") == subject]  # type: ignore[attr-defined]
+        if not chosen:
+            names = ", ".join(run_session(config).subjects)
+            raise pytest.UsageError(f"--specbench-replay: no subject {subject!r} in this run; it has {names}")
+        config.hook.pytest_deselected(items=[one for one in items if one not in chosen])
+        items[:] = chosen
+
+
+def _claim_of(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("claim")
+    assert marker is not None
+    return str(marker.args[0])
+
+
+@pytest.fixture
+def judge(request: pytest.FixtureRequest, subject_name: str) -> Callable[[], None]:
+    """Judges the test's claim on its subject: call it once. Passes, fails with the rendered message, or skips."""
+    config = request.config
+    claim = _claim_of(request.node)
+
+    def run() -> None:
+        from specbench.judge import Failed, Skipped, parse_replay
+        from specbench.loading import TargetError
+
+        session = run_session(config)
+        replay = config.getoption("--specbench-replay")
+        problem, reason = "", ""
+        try:
+            if replay:
+                session.replay(claim, subject_name, parse_replay(replay)[2])
+            else:
+                session.judge(claim, subject_name)
+        except (Failed, TargetError) as failure:
+            problem = str(failure)
+        except Skipped as skipped:
+            reason = str(skipped)
+        # Raised out here, so that pytest shows the message alone and not what was being handled.
+        if reason and claim in config.stash[REQUIRED]:
+            problem = f"NOT TESTED, but --specbench-require asks for {claim}: {reason}"
+        if problem:
+            pytest.fail(problem, pytrace=False)
+        if reason:
+            pytest.skip(f"NOT TESTED: {reason}")
+
+    return run
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
+    yield
+    config = session.config
+    if SESSION not in config.stash:
+        return
+    run = config.stash[SESSION].finish()
+    if exitstatus == pytest.ExitCode.INTERRUPTED:
+        run.ended = "interrupted"
+    if run.claims:
+        _write(config, run)
+        untested = [claim for claim in config.stash[REQUIRED] if run.verdict_of(claim) == NOT_TESTED]
+        if untested and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    name = config.getoption("--specbench-target")
+    return [f"specbench target: {name}"] if name else []
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if SESSION not in config.stash or not config.stash[SESSION].run.claims:
+        return
+    session = config.stash[SESSION]
+    for line in _summary(config, session.run):
+        terminalreporter.write_line(line)
+    untested = [one for one in dict.fromkeys(config.stash[REQUIRED]) if session.run.verdict_of(one) == NOT_TESTED]
+    if untested:
+        terminalreporter.write_line(f"required, but NOT TESTED on any subject: {', '.join(untested)}", red=True)
+
+
+def _summary(config: pytest.Config, run: RunRecord) -> list[str]:
+    heading = (
+        f"specbench {run.version}   target {run.target}   profile {run.profile}   "
+        f"seed {run.seed} (repeat with --hypothesis-seed={run.seed})"
+    )
+    return ["", heading, "", *table(run).splitlines(), "", *footer(run), f"record: {_json_path(config)}"]
+
+
+def _json_path(config: pytest.Config) -> Path:
+    return Path(config.invocation_params.dir) / config.getoption("--specbench-json")
+
+
+def _write(config: pytest.Config, run: RunRecord) -> None:
+    try:
+        run.write(_json_path(config))
+    except OSError as error:
+        sys.stderr.write(f"specbench: the run record could not be written to {_json_path(config)}: {error}\n")
+
+
+def _leave(config: pytest.Config, sentence: str) -> None:
+    """Called by the watchdog's thread: native code cannot be interrupted, so report what there is and end the process."""
+    session = config.stash[SESSION]
+    claim, subject = session.current or ("", "")
+    record = session.run.find(claim, subject)
+    if record is not None:
+        record.verdict, record.message = "BUG", sentence
+    run = session.finish()
+    run.ended = f"hung: {sentence}"
+    _write(config, run)
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend_global_capture(in_=True)
+    lines = [*_summary(config, run), "", f"{claim} on {subject}: {sentence}", f"leaving with exit code {EXIT_HUNG}"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+    os._exit(EXIT_HUNG)
