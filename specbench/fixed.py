@@ -9,7 +9,7 @@ from specbench.cases import Case, CommitCase, CommitRound, GenerationCase, Pertu
 from specbench.profiles import Profile
 from specbench.subjects import Subject
 
-MAX_TREE_PROMPT = 48
+MAX_TREE_PROMPT = 32
 
 # 2-3-2 below the root with every branch alive, a chain, a star, a ragged one.
 SHAPES: tuple[tuple[int, ...], ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from specbench.reference.session import TreeSession
 from specbench.tree import DraftTree
 from specbench.types import DTYPES
 from specbench.watchdog import Watchdog
+
+
+Remembered = TypeVar("Remembered")
 
 
 class NotTested(Exception):
@@ -62,6 +65,7 @@ class Subject:
         self.exact = bank.exact and not foreign
         self.noise_dtype = torch.float32 if bank.exact and foreign else bank.dtype
         self.used_prompts: set[str] = set()
+        self._memory: dict[tuple[Any, ...], Any] = {}
         self._plain_texts: dict[tuple[int, tuple[int, ...], int], tuple[int, ...]] = {}
         accepted = inspect.signature(target.adapter.build).parameters if target.has_build else {}
         self.cache_kinds = bank.cache_kinds if "cache" in accepted else ("contiguous",)
@@ -98,10 +102,24 @@ class Subject:
             model = model.to(self.noise_dtype)
         return Probe(TreeSession(model), vocab_size=model.vocab_size, clock=self.clock, watchdog=self.watchdog)
 
+    def remember(self, key: tuple[Any, ...], make: Callable[[], Remembered]) -> Remembered:
+        """What `make` returns, kept for later claims on a real model, where one forward costs what a thousand tiny
+        ones do. Tiny models are asked afresh, so that every claim draws its own cases."""
+        if not self.bank.real:
+            return make()
+        if key not in self._memory:
+            while len(self._memory) >= 24:
+                self._memory.pop(next(iter(self._memory)))
+            self._memory[key] = make()
+        return self._memory[key]
+
     def score(self, case: Case, prefix: Sequence[int], tree: DraftTree) -> autoregressive.NodeScores:
         """What plain decoding computes at each node, in fp64."""
         with self.clock.count("oracle"):
-            return autoregressive.score_tree(self.bank.wide(case.model), prefix, tree)
+            return self.remember(
+                ("score", case.model, tuple(prefix), tree),
+                lambda: autoregressive.score_tree(self.bank.wide(case.model), prefix, tree),
+            )
 
     def score_text(self, case: Case, tokens: Sequence[int]) -> autoregressive.NodeScores:
         """The same at each position of one text."""
@@ -111,7 +129,9 @@ class Subject:
     def rows(self, case: Case, tokens: Sequence[int]) -> Tensor:
         """float64 [S, V]: oracle logits of one text."""
         with self.clock.count("oracle"):
-            return self.bank.wide(case.model).logits(tokens)
+            return self.remember(
+                ("rows", case.model, tuple(tokens)), lambda: self.bank.wide(case.model).logits(tokens)
+            )
 
     def plain_text(self, case: Case, prompt: tuple[int, ...], max_new_tokens: int) -> tuple[int, ...]:
         """What plain greedy decoding emits in the subject's own dtype. By definition (whole prefix, no cache) on tiny

@@ -19,15 +19,21 @@ from specbench.types import Sampling
 class ModelDrafter:
     """Drafts with `model`. widths[d] is the number of children per node at depth d; len(widths) is gamma.
 
+    first_ranks[d] skips that many of the most probable tokens at depth d (cyclic): a runner-up is what a lossy rule may
+    let pass and a lossless one must not.
+
     Keeps a cache of the committed context only: rows of drafted nodes are dropped after every draft, so whatever was
     accepted is encoded again from committed tokens and no rejected row can linger.
     """
 
-    def __init__(self, model: LanguageModel, *, widths: Sequence[int] = (1, 1, 1, 1)) -> None:
+    def __init__(
+        self, model: LanguageModel, *, widths: Sequence[int] = (1, 1, 1, 1), first_ranks: Sequence[int] = (0,)
+    ) -> None:
         if not widths or min(widths) < 1:
             raise ValueError(f"widths = {tuple(widths)} must name at least one level, each >= 1")
         self._session = TreeSession(model)
         self._widths = tuple(widths)
+        self._first_ranks = tuple(first_ranks)
         self._cached: list[int] = []
 
     def draft(
@@ -36,13 +42,14 @@ class ModelDrafter:
         self._catch_up(context[:-1])
         trie = TrieBuilder(context[-1], max_nodes=max_nodes)
         level = [0]
-        for width in self._widths[:max_depth]:
+        for depth, width in enumerate(self._widths[:max_depth]):
+            first = self._first_ranks[depth % len(self._first_ranks)]
             tree = trie.tree()
             logits = self._session.forward_tree(tree)
             children: list[int] = []
             for node in level:
                 # Stable descending order puts the lowest token id first among ties, as the verifier's rule does.
-                best = logits[node].sort(descending=True, stable=True).indices[:width].tolist()
+                best = logits[node].sort(descending=True, stable=True).indices[first : first + width].tolist()
                 children.extend(child for token in best if (child := trie.child(node, token)) is not None)
             level = children
         self._session.truncate(self._session.cache_len)

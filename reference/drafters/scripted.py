@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specbench.protocols import Coins, LanguageModel
-from specbench.tree import DraftTree, chain, root_only
+from specbench.protocols import Coins
+from specbench.tree import DraftTree, root_only
 from specbench.types import Sampling
 
 
@@ -51,25 +51,6 @@ class ScriptedDrafter:
         script = self._rounds[self._num_played % len(self._rounds)]
         self._num_played += 1
         return play(script, context, self._expected, self._vocab_size)
-
-
-class RankedDrafter:
-    """Drafts a chain of the target's own ranks[d]-th best token at depth d, cyclic: rank 0 is the argmax.
-
-    Runner-ups are what a lossy rule may accept and a lossless one must not. No cache: the whole text each time.
-    """
-
-    def __init__(self, model: LanguageModel, *, ranks: Sequence[int], gamma: int = 4) -> None:
-        self._model, self._ranks, self._gamma = model, tuple(ranks), gamma
-
-    def draft(
-        self, context: list[int], *, max_nodes: int, max_depth: int, sampling: Sampling, coins: Coins
-    ) -> DraftTree:
-        text = list(context)
-        for depth in range(min(self._gamma, max_depth, max_nodes)):
-            order = self._model.logits(text)[-1].sort(descending=True, stable=True).indices
-            text.append(int(order[self._ranks[depth % len(self._ranks)] % len(order)]))
-        return chain(text[len(context) - 1 :])
 
 
 def play(script: RoundScript, context: Sequence[int], expected: Sequence[int], vocab_size: int) -> DraftTree:

@@ -17,7 +17,7 @@ from specbench.protocols import Drafter
 from specbench.record import ClaimRecord
 from specbench.reference.drafters.model import ModelDrafter, self_drafter
 from specbench.reference.drafters.ngram import NGramDrafter
-from specbench.reference.drafters.scripted import RankedDrafter, RoundScript, ScriptedDrafter
+from specbench.reference.drafters.scripted import RoundScript, ScriptedDrafter
 from specbench.reference.model import LlamaModel
 from specbench.reference.verify import argmax_lowest
 from specbench.subjects import NotTested, Subject
@@ -208,7 +208,7 @@ def make_drafter(subject: Subject, case: GenerationCase) -> Drafter | None:
         expected = [*case.prompt, *subject.plain_text(case, case.prompt, case.max_new_tokens + longest)]
         return ScriptedDrafter(expected, scripts, vocab_size=model.vocab_size)
     if case.drafter == "runner_up":
-        return RankedDrafter(model, ranks=(0, 1))
+        return ModelDrafter(model, widths=(1, 1, 1, 1), first_ranks=(0, 1))
     if case.drafter == "ngram":
         return NGramDrafter(gamma=6, width=3)
     if case.drafter == "ngram_chain":

@@ -18,6 +18,7 @@ from specbench.subjects import Subject
 from specbench.tree import DraftTree, root_only
 from specbench.types import LayerTap, Taps
 
+MAX_STEPS = 12
 LAYER_FIELDS = ("k", "v", "attention_output", "hidden_state")
 
 
@@ -31,6 +32,13 @@ class PlainRun:
 
 def plain_over_tree(subject: Subject, case: Case, prefix: Sequence[int], tree: DraftTree, *, taps: bool) -> PlainRun:
     """Each node's row, computed by stepping down its own path one token at a time behind the prefix."""
+    taps = taps or subject.bank.real  # taps are cheap beside a real model's forward, and another claim wants them
+    return subject.remember(
+        ("plain", case.model, tuple(prefix), tree), lambda: _step_over_tree(subject, case, prefix, tree, taps=taps)
+    )
+
+
+def _step_over_tree(subject: Subject, case: Case, prefix: Sequence[int], tree: DraftTree, *, taps: bool) -> PlainRun:
     probe = subject.open_plain(case)
     probe.prefill(prefix)
     logits: dict[int, Tensor] = {}
@@ -60,10 +68,11 @@ def plain_over_text(subject: Subject, case: Case, tokens: Sequence[int], *, num_
 
 
 def plain_kv(subject: Subject, case: Case, tokens: Sequence[int], *, num_layers: int) -> list[tuple[Tensor, Tensor]]:
-    """The cache that plain decoding leaves after stepping through `tokens`: keys and values of each layer."""
+    """The cache that plain decoding leaves over `tokens`, the last dozen stepped one by one: keys and values by layer."""
     probe = subject.open_plain(case)
-    probe.prefill([])
-    for token in tokens:
+    num_prefilled = max(0, len(tokens) - MAX_STEPS)
+    probe.prefill(tokens[:num_prefilled])
+    for token in tokens[num_prefilled:]:
         probe.forward_tree(root_only(token))
         probe.commit([])
     return [probe.kv(layer) for layer in range(num_layers)]

@@ -22,7 +22,7 @@ from specbench.types import Taps
 
 def check_mask(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """taps.mask, row by row: the whole prefix, then exactly the nodes on the row's own path, each once."""
-    tree, prefix_len, taps, _ = _tapped(subject, case)
+    tree, prefix_len, taps = _tapped(subject, case)
     mask, node_of_row = _required(taps.mask, "taps.mask"), _node_of_row(taps, tree)
     if list(mask.shape) != [len(node_of_row), prefix_len + len(node_of_row)]:
         wanted = [len(node_of_row), prefix_len + len(node_of_row)]
@@ -38,7 +38,7 @@ def check_mask(subject: Subject, case: Case, record: ClaimRecord) -> None:
 
 def check_positions(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """taps.position_ids against prefix length + depth, counted here along parents."""
-    tree, prefix_len, taps, _ = _tapped(subject, case)
+    tree, prefix_len, taps = _tapped(subject, case)
     positions = _required(taps.position_ids, "taps.position_ids").tolist()
     expected = [prefix_len + len(tree.path_to(node)) - 1 for node in _node_of_row(taps, tree)]
     if positions != expected:
@@ -61,7 +61,7 @@ def check_attention_weights(subject: Subject, case: Case, record: ClaimRecord) -
 
     In fp64 every visible row must carry mass: nothing underflows there unless scores lie hundreds apart.
     """
-    tree, prefix_len, taps, _ = _tapped(subject, case)
+    tree, prefix_len, taps = _tapped(subject, case)
     node_of_row = _node_of_row(taps, tree)
     windows = getattr(subject.bank.model(case.model), "layer_windows", None)
     if not any(layer.attention_weights is not None for layer in taps.layers):
@@ -102,7 +102,7 @@ def check_attention_weights(subject: Subject, case: Case, record: ClaimRecord) -
 def check_layers(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """Keys, values, attention output, hidden state of every layer and row; the first difference in that order."""
     assert isinstance(case, TreeCase)
-    tree, _, taps, _ = _tapped(subject, case)
+    tree, _, taps = _tapped(subject, case)
     node_of_row = _node_of_row(taps, tree)
     oracle = subject.score(case, case.prefix, tree)
     if not oracle.layers:
@@ -229,11 +229,15 @@ def _prefilled(subject: Subject, case: TreeCase) -> Probe:
     return probe
 
 
-def _tapped(subject: Subject, case: Case) -> tuple[DraftTree, int, Taps, Tensor]:
+def _tapped(subject: Subject, case: Case) -> tuple[DraftTree, int, Taps]:
     assert isinstance(case, TreeCase)
-    taps = Taps()
-    logits = _prefilled(subject, case).forward_tree(case.tree, taps=taps)
-    return case.tree, len(case.prefix), taps, logits
+
+    def forward() -> Taps:
+        taps = Taps()
+        _prefilled(subject, case).forward_tree(case.tree, taps=taps)
+        return taps
+
+    return case.tree, len(case.prefix), subject.remember(("taps", case), forward)
 
 
 def _perturbed(case: PerturbedCase) -> TreeCase:
