@@ -7,9 +7,21 @@ register in `CACHES`. Nothing here knows trees: whoever commits names rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from specbench.protocols import Cache
+
+
+@runtime_checkable
+class AppendableCache(Cache, Protocol):
+    """A cache that a written-out forward fills by itself; transformers fills its own."""
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """k, v: [Hkv, M, D] new rows. Returns all keys and values of the layer, each [Hkv, P+M, D]."""
+        ...
 
 
 class ContiguousCache:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from specbench.steps import FlatTree, FlattenStep
+from specbench.steps import FlattenStep, FlatTree
 from specbench.tree import DraftTree
 
 

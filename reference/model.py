@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specbench.reference.kv_cache import CACHES
 from specbench.protocols import Cache
+from specbench.reference.kv_cache import CACHES, AppendableCache
 from specbench.steps import FlatTree
 from specbench.types import Taps
 
@@ -103,6 +103,8 @@ class LlamaModel:
     @torch.no_grad()
     def forward(self, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
         """The M rows of `flat` behind the cache, which grows by M rows. Returns float [M, V]."""
+        if not isinstance(cache, AppendableCache):
+            raise ValueError(f"cache is a {type(cache).__name__}, must be one of reference.kv_cache: use new_cache()")
         prefix_len = cache.length
         mask = torch.cat([torch.ones(flat.num_rows, prefix_len, dtype=torch.bool), flat.mask], dim=1)  # [M, P+M]
         if taps is not None:
@@ -124,7 +126,7 @@ class LlamaModel:
         return self.causal(torch.tensor([list(tokens)], dtype=torch.int64))[0]
 
     def _hidden_states(
-        self, tokens: Tensor, position_ids: Tensor, mask: Tensor, cache: Cache | None, taps: Taps | None
+        self, tokens: Tensor, position_ids: Tensor, mask: Tensor, cache: AppendableCache | None, taps: Taps | None
     ) -> Tensor:
         """tokens [B, M], position_ids [M], mask bool [M, P+M]. Returns the normed last hidden state [B, M, hidden]."""
         config = self.config
@@ -147,7 +149,9 @@ class LlamaModel:
             hidden = hidden + attention_output
             normed = self._norm(hidden, prefix + "post_attention_layernorm.weight")
             gate = torch.nn.functional.silu(self._linear(normed, prefix + "mlp.gate_proj"))
-            hidden = hidden + self._linear(gate * self._linear(normed, prefix + "mlp.up_proj"), prefix + "mlp.down_proj")
+            hidden = hidden + self._linear(
+                gate * self._linear(normed, prefix + "mlp.up_proj"), prefix + "mlp.down_proj"
+            )
             if taps is not None:
                 fields = {"k": k, "v": v, "attention_weights": weights}
                 fields |= {"attention_output": attention_output, "hidden_state": hidden}
@@ -292,6 +296,6 @@ def _read_hf_config(hf_config: object, path: str | Path) -> LlamaConfig:
         num_kv_heads=getattr(hf_config, "num_key_value_heads", None) or heads,
         head_dim=getattr(hf_config, "head_dim", None) or hidden // heads,
         rms_norm_eps=get("rms_norm_eps"),
-        rope_theta=rope.get("rope_theta") or getattr(hf_config, "rope_theta", 10_000.0),
+        rope_theta=float(rope.get("rope_theta") or getattr(hf_config, "rope_theta", None) or 10_000.0),
         tied=get("tie_word_embeddings"),
     )

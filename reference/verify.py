@@ -38,7 +38,8 @@ def threshold_walk(threshold: float) -> WalkStep:
         raise ValueError(f"threshold = {threshold} must be between 0.0 and 1.0 (a probability)")
 
     def walk(tree: DraftTree, target_logits: Tensor) -> VerifyResult:
-        node, path = 0, []
+        node = 0
+        path: list[int] = []
         while True:
             target_probs = target_logits[node].double().softmax(dim=-1)
             above = [

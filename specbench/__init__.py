@@ -9,7 +9,7 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 # In a checkout (bare or editable) the sibling folders are the subpackages. setuptools' editable finder cannot see
-# `kernels/`, which has no __init__.py, so the checkout root joins the search path. A wheel has no sibling pyproject.toml.
+# `kernels/`, which has no __init__.py, so the checkout root joins the path. A wheel has no sibling pyproject.toml.
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file() and (_checkout / "reference" / "__init__.py").is_file():
     __path__.append(str(_checkout))

@@ -69,8 +69,8 @@ class Bank:
 
     @classmethod
     def widened(cls, path: str, dtype: torch.dtype) -> LanguageModel:
-        """A checkpoint's weights, rounded to `dtype`, in fp64 on the CPU. One at a time is kept: a second copy would
-        cost another gigabyte for SmolLM2. bf16 weights differ from fp32 ones, so each dtype has an oracle of its own."""
+        """A checkpoint's weights, rounded to `dtype`, in fp64 on the CPU. One is kept: a second copy of SmolLM2 would cost
+        another gigabyte. bf16 weights differ from fp32 ones, so each dtype has an oracle of its own."""
         if cls._widest.get(path, (None, None))[0] != dtype:
             cls._widest.clear()
             model = load_checkpoint(path, dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 from specbench.tree import DraftTree
 
@@ -73,7 +74,7 @@ class CommitRound:
 
 @dataclass(frozen=True)
 class CommitCase(Case):
-    """Rounds of forward and commit. After each, `next_roots[i]` becomes the root. cut: committed rows to drop at last."""
+    """Rounds of forward and commit; `next_roots[i]` is the root after round i. cut: committed rows to drop at last."""
 
     prompt: tuple[int, ...] = (0,)
     rounds: tuple[CommitRound, ...] = ()
@@ -150,13 +151,13 @@ def decode(text: str) -> Case:
     if kind not in _KINDS:
         raise ValueError(f"replay string names the case kind {kind!r}: expected one of {', '.join(_KINDS)}")
     defaults = {one.name: one.default for one in fields(_KINDS[kind])}
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for part in parts:
         name, _, value = part.partition("=")
         if name not in defaults:
             raise ValueError(f"replay string: {kind} has no field {name!r}: expected one of {', '.join(defaults)}")
         values[name] = _decode_value(name, value, defaults[name])
-    case = _KINDS[kind](**values)
+    case: Case = _KINDS[kind](**values)
     _check(case)
     return case
 

@@ -1,7 +1,7 @@
 """What a correct speculative decoder must do: one claim an id, each with its MUST sentence and its own exception class.
 
-A claim's `needs` are capabilities (see `loading.py`); a target without one of them is NOT TESTED on that claim, with the
-sentence that says what to expose. How a claim is checked stands in `checks/`.
+A claim's `needs` are capabilities (see `loading.py`); a target without one of them is NOT TESTED on that claim, with
+the sentence that says what to expose. How a claim is checked stands in `checks/`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Violation(AssertionError):
 
 
 class Misbehaviour(Violation):
-    """The target raised, or returned something that cannot be an answer: wrong type, shape, NaN, a token out of range."""
+    """The target raised, or returned what cannot be an answer: wrong type, shape, NaN, a token out of range."""
 
 
 class MaskMismatch(Violation):
@@ -240,6 +240,4 @@ CLAIMS: dict[str, Claim] = {
     )
 }
 
-VIOLATIONS: dict[str, type[Violation]] = {
-    one.claim_id: one for one in Violation.__subclasses__() if one.claim_id
-}
+VIOLATIONS: dict[str, type[Violation]] = {one.claim_id: one for one in Violation.__subclasses__() if one.claim_id}

@@ -28,7 +28,7 @@ def exact_bound(scale: float) -> Bound:
 
 
 def measured_bound(plain_error: float, scale: float, dtype: torch.dtype) -> Bound:
-    """Twice the error that plain decoding shows in this dtype against fp64, pooled over the case, plus 4 eps x scale."""
+    """Twice the error of plain decoding in this dtype against fp64, pooled over the case, plus 4 eps x scale."""
     eps = torch.finfo(dtype).eps
     return Bound(2.0 * plain_error + 4.0 * eps * scale, "2 x plain decoding's own error + 4 eps x scale, measured")
 

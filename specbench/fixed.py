@@ -5,6 +5,8 @@ The profile says how many. Trees are written out so that every run sees width be
 
 from __future__ import annotations
 
+from typing import Any
+
 from specbench.cases import Case, CommitCase, CommitRound, GenerationCase, PerturbedCase, TreeCase
 from specbench.profiles import Profile
 from specbench.subjects import Subject
@@ -26,7 +28,7 @@ def fixed_cases(claim: str, subject: Subject, profile: Profile) -> list[Case] | 
     if not subject.bank.real or claim == "greedy.walk":
         return None
     prompts = [tokens for _, tokens in _spread(subject, profile)]
-    if claim.startswith("tree.") or claim.startswith("kv."):
+    if claim.startswith(("tree.", "kv.")):
         return [_tree_or_commit(claim, subject, idx, prompts[idx % len(prompts)]) for idx in range(profile.num_real)]
     if claim == "greedy.lossless":
         all_drafters = DRAFTERS if profile.name == "thorough" else None
@@ -62,7 +64,7 @@ def _tree_or_commit(claim: str, subject: Subject, idx: int, prompt: tuple[int, .
     vocab_size = subject.vocab_size(0)
     parents = SHAPES[idx % len(SHAPES)]
     tokens = (prompt[-1], *(_token(prompt, node + 7 * idx, vocab_size) for node in range(1, len(parents))))
-    place = {"layout": subject.layouts[idx % len(subject.layouts)], "cache": subject.cache_kinds[0]}
+    place: dict[str, Any] = {"layout": subject.layouts[idx % len(subject.layouts)], "cache": subject.cache_kinds[0]}
     if claim in ("tree.noninterference", "tree.sensitivity"):
         node = 1 + idx % 2
         changed = (tokens[node] + 1) % vocab_size

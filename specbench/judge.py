@@ -177,7 +177,10 @@ class RunSession:
             self._fail(violation, claim, subject, failing[-1], record)
         except HypothesisException as error:
             # The same case failed once and passed once: the target answers differently to equal questions.
-            record.verdict, record.message = BUG, f"{claim.id}: the target is not deterministic ({type(error).__name__})"
+            record.verdict, record.message = (
+                BUG,
+                f"{claim.id}: the target is not deterministic ({type(error).__name__})",
+            )
             if failing:
                 record.replay = encode(failing[-1])
             raise Failed(
@@ -213,7 +216,9 @@ class RunSession:
             parts.append(f"largest error {100 * record.worst:.0f} % of its measured bound")
         for threshold, (equal, total) in record.thresholds.items():
             if total:
-                parts.append(f"threshold {threshold}: {100 * equal / total:.1f} % of {total} tokens equal plain decoding")
+                parts.append(
+                    f"threshold {threshold}: {100 * equal / total:.1f} % of {total} tokens equal plain decoding"
+                )
         record.detail = "; ".join(parts)
 
 
@@ -239,4 +244,3 @@ def _environment(device: str) -> dict[str, str]:
         "machine": platform.machine(),
         "arguments": " ".join(sys.argv[1:]),
     }
-

@@ -107,7 +107,7 @@ def capabilities(adapter: Any, name: str) -> frozenset[str]:
             check_signature(adapter, method, name)
             found.add(method)
     has_tree = all(one in found for one in TREE_METHODS)
-    words = {one for one in ("generate", "verify") if one in found}
+    words: set[str] = {one for one in ("generate", "verify") if one in found}
     if has_tree:
         if not hasattr(type(adapter), "cache_len") and not hasattr(adapter, "cache_len"):
             raise TargetError(f"target {name!r} has forward_tree but no `cache_len` property: add it (committed rows)")

@@ -220,7 +220,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     session = config.stash[SESSION]
     for line in _summary(config, session.run):
         terminalreporter.write_line(line)
-    untested = [one for one in dict.fromkeys(config.stash[REQUIRED]) if session.run.verdict_of(one) == NOT_TESTED]
+    required: list[str] = config.stash[REQUIRED]
+    untested = [one for one in dict.fromkeys(required) if session.run.verdict_of(one) == NOT_TESTED]
     if untested:
         terminalreporter.write_line(f"required, but NOT TESTED on any subject: {', '.join(untested)}", red=True)
 
@@ -245,7 +246,7 @@ def _write(config: pytest.Config, run: RunRecord) -> None:
 
 
 def _leave(config: pytest.Config, sentence: str) -> None:
-    """Called by the watchdog's thread: native code cannot be interrupted, so report what there is and end the process."""
+    """Called by the watchdog's thread: native code cannot be interrupted, so report what there is and leave."""
     session = config.stash[SESSION]
     claim, subject = session.current or ("", "")
     record = session.run.find(claim, subject)

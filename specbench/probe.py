@@ -110,7 +110,9 @@ class Probe:
             except Exception as error:
                 message = str(error).strip().splitlines() or ["no message"]
                 headline = f"{name}() raised {type(error).__name__}: {message[0][:300]}"
-                facts = Facts(headline=headline, expected="an answer", actual=f"{type(error).__name__} ({_where(error)})")
+                facts = Facts(
+                    headline=headline, expected="an answer", actual=f"{type(error).__name__} ({_where(error)})"
+                )
                 raise Misbehaviour(facts) from error
 
     def _real_tensor(self, name: str, out: Any, shape: list[int | None]) -> Tensor:

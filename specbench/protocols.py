@@ -87,7 +87,7 @@ class Drafter(Protocol):
     def draft(
         self, context: list[int], *, max_nodes: int, max_depth: int, sampling: Sampling, coins: Coins
     ) -> DraftTree:
-        """context: all committed tokens, the last one the root. At most `max_nodes` drafts, at most `max_depth` deep."""
+        """context: all committed tokens, the last one the root. At most `max_nodes` drafts, `max_depth` deep."""
         ...
 
 
@@ -121,7 +121,7 @@ class Cache(Protocol):
         ...
 
     def commit(self, prefix_len: int, rows: Sequence[int]) -> None:
-        """Keep the first `prefix_len` rows, then rows `prefix_len + r` for r in `rows`, in that order; drop the rest."""
+        """Keep the first `prefix_len` rows, then rows `prefix_len + r` for r in `rows`, in order; drop the rest."""
         ...
 
     def truncate(self, length: int) -> None:

@@ -21,8 +21,9 @@ class ClaimRecord:
     """One claim on one subject. Counts are sums over its cases.
 
     num_tokens: emitted tokens compared. num_ties: tokens that differ below the measured noise bound and are excused.
-    num_differing: tokens that are not the oracle's argmax. num_identical: generations equal to plain decoding throughout.
-    worst: largest error found, as a share of its bound. thresholds: threshold -> [equal tokens, tokens]. detail: what the table adds in words.
+    num_differing: tokens that are not the oracle's argmax. num_identical: generations equal to plain decoding.
+    worst: largest error found, as a share of its bound. thresholds: threshold -> [equal tokens, tokens].
+    detail: what the footer adds in words. shrunk_drafts: drafted nodes of the smallest failing case.
     """
 
     claim: str

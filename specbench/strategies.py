@@ -154,9 +154,7 @@ def generation_cases(draw: Draw, subject: Subject, *, always_wrong: bool = False
             accept = 0 if always_wrong else draw(st.integers(0, len(tokens) - 1), label="accept")
             rounds.append(CommitRound(tokens, parents, accept))
     eos_idx = draw(st.integers(0, 15), label="end token")
-    return GenerationCase(
-        **place, prompt=prompt, max_new_tokens=max_new_tokens, rounds=tuple(rounds), eos_idx=eos_idx
-    )
+    return GenerationCase(**place, prompt=prompt, max_new_tokens=max_new_tokens, rounds=tuple(rounds), eos_idx=eos_idx)
 
 
 @st.composite

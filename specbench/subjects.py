@@ -27,7 +27,6 @@ from specbench.tree import DraftTree
 from specbench.types import DTYPES
 from specbench.watchdog import Watchdog
 
-
 Remembered = TypeVar("Remembered")
 
 
@@ -77,7 +76,7 @@ class Subject:
         return self.bank.description
 
     def missing(self, needs: Sequence[str]) -> str | None:
-        """The sentence that says what to expose, or None when everything needed is there ("rounds" shows at run time)."""
+        """The sentence that says what to expose, or None when all is there ("rounds" shows at run time)."""
         for need in needs:
             if need not in self.has and need != "rounds":
                 return EXPOSE[need]
@@ -129,9 +128,7 @@ class Subject:
     def rows(self, case: Case, tokens: Sequence[int]) -> Tensor:
         """float64 [S, V]: oracle logits of one text."""
         with self.clock.count("oracle"):
-            return self.remember(
-                ("rows", case.model, tuple(tokens)), lambda: self.bank.wide(case.model).logits(tokens)
-            )
+            return self.remember(("rows", case.model, tuple(tokens)), lambda: self.bank.wide(case.model).logits(tokens))
 
     def plain_text(self, case: Case, prompt: tuple[int, ...], max_new_tokens: int) -> tuple[int, ...]:
         """What plain greedy decoding emits in the subject's own dtype. By definition (whole prefix, no cache) on tiny

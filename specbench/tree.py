@@ -176,7 +176,9 @@ class DraftTree:
         """The tree as text, one node a line, with an optional note beside a node."""
         notes = notes or {}
         lines: list[str] = []
-        todo = [(0, "", "")]  # node, the text left of its token, the text left of its children's; a stack: chains are deep
+        todo = [
+            (0, "", "")
+        ]  # node, the text left of its token, the text left of its children's; a stack: chains are deep
         while todo:
             node, lead, below = todo.pop()
             text = f"{lead}{self.token_list[node]}"

@@ -20,17 +20,19 @@ SIBLINGS = ("kernels", "reference", "reports", "suites")
 
 # Lowest first. A package stands for everything inside it, whose files may import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("specbench", "specbench.clock", "specbench.models", "specbench.prompts", "specbench.record", "specbench.types"),
-    ("specbench.tree", "specbench.watchdog"),
-    ("specbench.steps", "specbench.cases"),
+    ("specbench", "specbench.clock", "specbench.models", "specbench.profiles", "specbench.prompts"),
+    ("specbench.record", "specbench.types", "specbench.watchdog"),
+    ("specbench.tree",),
+    ("specbench.cases", "specbench.steps"),
     ("specbench.protocols",),
-    ("specbench.reference", "specbench.kernels", "specbench.engines"),
+    ("specbench.counting", "specbench.engines", "specbench.kernels", "specbench.reference"),
     ("specbench.claims", "specbench.compare", "specbench.law"),
     ("specbench.banks", "specbench.failures", "specbench.ledger", "specbench.loading", "specbench.probe"),
+    ("specbench.own_bank",),
     ("specbench.subjects",),
-    ("specbench.adversaries", "specbench.replay", "specbench.strategies"),
-    ("specbench.checks",),
-    ("specbench.cli", "specbench.plugin", "specbench.suites", "specbench.reports"),
+    ("specbench.adversaries", "specbench.checks", "specbench.fixed", "specbench.replay", "specbench.strategies"),
+    ("specbench.judge",),
+    ("specbench.cli", "specbench.plugin", "specbench.reports", "specbench.suites"),
 )
 PACKAGES = tuple(f"specbench.{name}" for name in ("checks", "engines", "kernels", "reference", "reports", "suites"))
 

@@ -27,11 +27,12 @@ class TrieBuilder:
 
     def add(self, tokens: Sequence[int]) -> None:
         """A path of tokens below the root, as far as the budget goes."""
-        node: int | None = 0
+        node = 0
         for token in tokens:
-            node = self.child(node, token)
-            if node is None:
+            child = self.child(node, token)
+            if child is None:
                 return
+            node = child
 
     def tree(self) -> DraftTree:
         return DraftTree.of(self._tokens, self._parents)

@@ -1,1 +1,1 @@
-"""Planted faults: what real projects shipped, as replacements of one or two steps. The good code has no flags for them."""
+"""Planted faults: what real projects shipped, as replacements of steps. The good code has no flags for them."""

@@ -15,12 +15,11 @@ from specbench.types import VerifyResult
 
 def _own_row(steps: Steps) -> Steps:
     def walk(tree: DraftTree, target_logits: Tensor) -> VerifyResult:
-        node, path = 0, []
+        node = 0
+        path: list[int] = []
         while True:
             fitting = [
-                child
-                for child in tree.children(node)
-                if argmax_lowest(target_logits[child]) == tree.token_list[child]
+                child for child in tree.children(node) if argmax_lowest(target_logits[child]) == tree.token_list[child]
             ]
             if not fitting:
                 return VerifyResult(tuple(path), argmax_lowest(target_logits[node]))

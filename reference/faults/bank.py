@@ -7,9 +7,7 @@ from specbench.reference.faults.fault import Fault
 from specbench.reference.target import ReferenceTarget
 
 FAULTS: dict[str, Fault] = {
-    one.id: one
-    for family in (mask, positions, cache, acceptance, stopping)
-    for one in family.FAULTS
+    one.id: one for family in (mask, positions, cache, acceptance, stopping) for one in family.FAULTS
 }
 
 

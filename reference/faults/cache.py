@@ -8,12 +8,10 @@ from dataclasses import replace
 from specbench.protocols import Cache
 from specbench.reference.faults.fault import Fault
 from specbench.reference.kv_cache import ContiguousCache, PreallocatedCache
-from specbench.steps import Steps
-
-_Commit = Callable[[Cache, int, Sequence[int]], None]
+from specbench.steps import CommitStep, Steps
 
 
-def _with_commit(commit: _Commit) -> Callable[[Steps], Steps]:
+def _with_commit(commit: CommitStep) -> Callable[[Steps], Steps]:
     return lambda steps: replace(steps, commit=commit)
 
 

@@ -44,7 +44,9 @@ def _future(tree: DraftTree, flat: FlatTree) -> Tensor:
 
 
 def _sibling(tree: DraftTree, flat: FlatTree) -> Tensor:
-    return _pairs(tree, flat, lambda node, other: 0 < other < node and tree.parent_list[node] == tree.parent_list[other])
+    return _pairs(
+        tree, flat, lambda node, other: 0 < other < node and tree.parent_list[node] == tree.parent_list[other]
+    )
 
 
 def _cousin(tree: DraftTree, flat: FlatTree) -> Tensor:

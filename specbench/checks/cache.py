@@ -49,7 +49,9 @@ def check_rollback(subject: Subject, case: Case, record: ClaimRecord) -> None:
         when = f" in round {number}"
         raise_if_logits_differ(claims.RollbackMismatch, tree, actual, expected, bound, record, when=when)
         probe.truncate(len(context) - 1)
-        _compare_length(claims.RollbackMismatch, probe, len(context) - 1, tree, " after dropping an uncommitted forward")
+        _compare_length(
+            claims.RollbackMismatch, probe, len(context) - 1, tree, " after dropping an uncommitted forward"
+        )
         probe.forward_tree(tree)
         path = tree.path_to(one.accept)[1:]
         probe.commit(path)
@@ -98,7 +100,9 @@ def _compare_cache(
     for layer, wanted in enumerate(oracle or plain):
         for name, actual, expected, usual in zip("kv", probe.kv(layer), wanted, plain[layer], strict=True):
             assert expected is not None and usual is not None
-            _compare_rows(violation, subject, f"layer {layer} {name}", actual, expected, usual, record, tree, path, when)
+            _compare_rows(
+                violation, subject, f"layer {layer} {name}", actual, expected, usual, record, tree, path, when
+            )
 
 
 def _compare_rows(
@@ -123,7 +127,7 @@ def _compare_rows(
         return
     row = next(idx for idx, error in enumerate(errors) if error > bound.value)
     first_committed = actual.shape[1] - 1 - len(path)  # the root's row; the path's rows follow
-    notes = {0: "root"} | {node: "committed" for node in path}
+    notes = {0: "root"} | dict.fromkeys(path, "committed")
     if row >= first_committed and path:
         notes[[0, *path][row - first_committed]] = f"its row is wrong <- row {row}"
     raise violation(
@@ -169,5 +173,3 @@ def _compare_next_logits(
 
 def _num_layers(probe: Probe) -> int:
     return int(probe.adapter.num_layers)
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -73,7 +73,9 @@ def check_progress(subject: Subject, case: Case, record: ClaimRecord) -> None:
                 )
             )
     if generation.rounds and sum((one.emitted for one in generation.rounds), ()) != generation.tokens:
-        raise claims.NoProgress(_token_facts("rounds emitted other tokens than the output", generation.tokens, generation))
+        raise claims.NoProgress(
+            _token_facts("rounds emitted other tokens than the output", generation.tokens, generation)
+        )
 
 
 def check_eos(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -306,7 +308,7 @@ def _check_threshold_round(
             verb = "is accepted" if wrongly_kept else "is refused"
             raise claims.ThresholdMismatch(
                 Facts(
-                    headline=f"round {number}, threshold {threshold}: node {node} {verb} at target probability {chance:.3g}",
+                    headline=f"round {number}, threshold {threshold}: node {node} {verb} at probability {chance:.3g}",
                     expected="refused" if wrongly_kept else "accepted",
                     actual="accepted" if wrongly_kept else "refused",
                     source="target probability of the draft, from its parent's row",
@@ -319,13 +321,13 @@ def _check_threshold_round(
 def _token_facts(
     headline: str, expected: tuple[int, ...], generation: Generation, *, at: int | None = None, remark: str = ""
 ) -> Facts:
-    where = {} if at is None else _round_of(generation, at)
+    where: dict[str, Any] = {} if at is None else _round_of(generation, at)
     return Facts(
         headline=headline, expected=str(list(expected)), actual=str(list(generation.tokens)), remark=remark, **where
     )
 
 
-def _round_of(generation: Generation, at: int) -> dict[str, object]:
+def _round_of(generation: Generation, at: int) -> dict[str, Any]:
     """The tree of the round that emitted token `at`."""
     seen = 0
     for one in generation.rounds:
@@ -335,12 +337,12 @@ def _round_of(generation: Generation, at: int) -> dict[str, object]:
     return {}
 
 
-def _last_round(generation: Generation) -> dict[str, object]:
+def _last_round(generation: Generation) -> dict[str, Any]:
     return _round_picture(generation.rounds[-1]) if generation.rounds else {}
 
 
-def _round_picture(one: Round) -> dict[str, object]:
-    notes = {node: "accepted" for node in one.path}
+def _round_picture(one: Round) -> dict[str, Any]:
+    notes = dict.fromkeys(one.path, "accepted")
     notes[0] = "root"
     last = one.path[-1] if one.path else 0
     notes[last] = f"{notes[last]}, then {one.bonus_token}"

@@ -129,7 +129,11 @@ def check_layers(subject: Subject, case: Case, record: ClaimRecord) -> None:
                         expected=f"within {bound}",
                         actual=f"off by {errors[row]:.2g}",
                         tree=tree,
-                        notes={node_of_row[idx]: f"off by {error:.2g}" for idx, error in enumerate(errors) if error > bound.value},
+                        notes={
+                            node_of_row[idx]: f"off by {error:.2g}"
+                            for idx, error in enumerate(errors)
+                            if error > bound.value
+                        },
                     )
                 )
     if not num_compared:
@@ -159,12 +163,12 @@ def check_noninterference(subject: Subject, case: Case, record: ClaimRecord) -> 
         size = max_error(after[moved[0]], before[moved[0]])
         raise claims.Interference(
             Facts(
-                headline=f"logits of node {moved[0]} moved by {size:.2g} when the token of node {node}, not on its path, changed",
+                headline=f"logits of node {moved[0]} moved by {size:.2g} when node {node}, not on its path, changed",
                 expected="bit-identical logits",
                 actual=f"moved by {size:.2g}",
                 source="the same forward before the change",
                 tree=case.tree,
-                notes={node: f"changed to {case.token}", **{one: "moved, must not" for one in moved}},
+                notes={node: f"changed to {case.token}", **dict.fromkeys(moved, "moved, must not")},
             )
         )
 
@@ -185,10 +189,12 @@ def check_sensitivity(subject: Subject, case: Case, record: ClaimRecord) -> None
     if wrong:
         node = wrong[0]
         expected, actual = max_error(right_after[node], right_before[node]), max_error(after[node], before[node])
-        what = f"prefix token {case.place}" if case.place < len(case.prefix) else f"node {case.place - len(case.prefix)}"
+        what = (
+            f"prefix token {case.place}" if case.place < len(case.prefix) else f"node {case.place - len(case.prefix)}"
+        )
         raise claims.Insensitivity(
             Facts(
-                headline=f"logits of node {node} moved by {actual:.3g} when {what} changed, must move by {expected:.3g}",
+                headline=f"logits of node {node} moved by {actual:.3g} when {cause} changed, must by {expected:.3g}",
                 expected=f"moved by {expected:.3g}",
                 actual=f"moved by {actual:.3g}",
                 tree=case.tree,
@@ -286,7 +292,7 @@ def _visibility_facts(
     parts = [f"{verb} node {one}" + (" twice" if seen.count(one) > 1 else " (not on its path)") for one in extra[:1]]
     parts += [f"misses node {one} (on its path)" for one in missing[:1]]
     parts += [f"misses prefix row {one}" for one in hidden[:1]]
-    notes = {one: "seen, must not be" for one in extra} | {one: "missed" for one in missing}
+    notes = dict.fromkeys(extra, "seen, must not be") | dict.fromkeys(missing, "missed")
     return Facts(
         headline=f"node {node} {' and '.join(parts)}",
         expected=f"prefix 0..{prefix_len - 1} and nodes {wanted}" if prefix_len else f"nodes {wanted}",

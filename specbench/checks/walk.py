@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -68,6 +70,6 @@ def _longest_path(case: WalkCase, winner: list[int]) -> list[int]:
     fitting = [
         path[1:]
         for path in (case.tree.path_to(node) for node in range(case.tree.num_nodes))
-        if all(case.tree.token_list[child] == winner[parent] for parent, child in zip(path, path[1:], strict=False))
+        if all(case.tree.token_list[child] == winner[parent] for parent, child in itertools.pairwise(path))
     ]
     return max(fitting, key=lambda path: (len(path), [-node for node in path]))
