@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -195,7 +195,32 @@ class LlamaModel:
 
         folder.mkdir(parents=True, exist_ok=True)
         save_file({key: one.contiguous() for key, one in self._weights.items()}, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(_hf_config(self.config, self.dtype), indent=2))
+        (folder / "config.json").write_text(json.dumps(self._hf_config(), indent=2))
+
+    def _hf_config(self) -> dict[str, object]:
+        config = self.config
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "rms_norm_eps": config.rms_norm_eps,
+            "rope_theta": config.rope_theta,
+            "tie_word_embeddings": config.tied,
+            # A reader drops biases that the config does not announce.
+            "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self._weights,
+            "mlp_bias": "model.layers.0.mlp.up_proj.bias" in self._weights,
+            "max_position_embeddings": 8192,
+            "hidden_act": "silu",
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
 
     @classmethod
     def load(cls, path: str | Path, *, dtype: torch.dtype = torch.float64, device: str = "cpu") -> LlamaModel:
@@ -249,29 +274,6 @@ def tiny_llama(config: LlamaConfig, *, seed: int, dtype: torch.dtype = torch.flo
     if not config.tied:
         weights["lm_head.weight"] = matrix(config.vocab_size, hidden, gain=2.0)
     return LlamaModel(config, {key: one.to(dtype) for key, one in weights.items()}, name=f"tiny llama {seed}")
-
-
-def _hf_config(config: LlamaConfig, dtype: torch.dtype) -> dict[str, object]:
-    fields = asdict(config)
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": fields["vocab_size"],
-        "hidden_size": fields["hidden_size"],
-        "intermediate_size": fields["intermediate_size"],
-        "num_hidden_layers": fields["num_layers"],
-        "num_attention_heads": fields["num_heads"],
-        "num_key_value_heads": fields["num_kv_heads"],
-        "head_dim": fields["head_dim"],
-        "rms_norm_eps": fields["rms_norm_eps"],
-        "rope_theta": fields["rope_theta"],
-        "tie_word_embeddings": fields["tied"],
-        "max_position_embeddings": 8192,
-        "hidden_act": "silu",
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
 
 
 def _read_hf_config(hf_config: object, path: str | Path) -> LlamaConfig:

@@ -23,7 +23,7 @@ _CONFIGS = (
     LlamaConfig(37, 24, 40, num_layers=3, num_heads=6, num_kv_heads=2, head_dim=4),
     LlamaConfig(29, 24, 32, num_layers=2, num_heads=3, num_kv_heads=1, head_dim=10),
     LlamaConfig(41, 32, 48, num_layers=3, num_heads=4, num_kv_heads=4, head_dim=8, tied=True),
-    LlamaConfig(23, 16, 24, num_layers=2, num_heads=6, num_kv_heads=3, head_dim=6, rope_theta=500.0),
+    LlamaConfig(23, 18, 24, num_layers=2, num_heads=6, num_kv_heads=3, head_dim=6, rope_theta=500.0),
     LlamaConfig(2, 16, 24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8),
 )
 
@@ -69,8 +69,11 @@ class Bank:
 
     @classmethod
     def widened(cls, path: str, dtype: torch.dtype) -> LanguageModel:
-        """A checkpoint's weights, rounded to `dtype`, in fp64 on the CPU. One is kept: a second copy of SmolLM2 would cost
-        another gigabyte. bf16 weights differ from fp32 ones, so each dtype has an oracle of its own."""
+        """A checkpoint's weights, rounded to `dtype`, in fp64 on the CPU.
+
+        Each dtype has an oracle of its own, since rounded weights differ. One is kept: two of SmolLM2 take a gigabyte
+        more.
+        """
         if cls._widest.get(path, (None, None))[0] != dtype:
             cls._widest.clear()
             model = load_checkpoint(path, dtype)

@@ -162,6 +162,13 @@ def decode(text: str) -> Case:
     return case
 
 
+def tokens_of(case: Case) -> list[int]:
+    """Every token id in a case."""
+    tokens = [*getattr(case, "prompt", ()), *getattr(case, "tokens", ()), *getattr(case, "next_roots", ())]
+    tokens += [token for one in getattr(case, "rounds", ()) for token in one.tokens]
+    return [*tokens, *([case.token] if isinstance(case, PerturbedCase) else [])]
+
+
 def _encode_value(value: object) -> str:
     if isinstance(value, tuple):
         if value and isinstance(value[0], CommitRound):

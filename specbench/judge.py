@@ -15,17 +15,17 @@ from collections.abc import Callable
 
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis.errors import HypothesisException
+from hypothesis.errors import Flaky
 
 import specbench
 from specbench import claims
-from specbench.cases import Case, GenerationCase, decode, encode
+from specbench.cases import Case, GenerationCase, WalkCase, decode, encode, tokens_of
 from specbench.checks import CHECKS
-from specbench.claims import CLAIMS, Claim, Violation
+from specbench.claims import CLAIMS, Claim, Facts, Misbehaviour, Violation
 from specbench.clock import Clock
 from specbench.failures import render
 from specbench.fixed import fixed_cases
-from specbench.loading import Target
+from specbench.loading import Target, TargetError
 from specbench.profiles import Profile
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, ClaimRecord, RunRecord, share_sentence
 from specbench.strategies import strategy_for
@@ -78,8 +78,8 @@ class RunSession:
         )
         self._num_threads = torch.get_num_threads()
 
-    def judge(self, claim_id: str, subject_name: str) -> ClaimRecord:
-        """Runs a claim on a subject. Raises Failed or Skipped; the record is kept in every case."""
+    def judge(self, claim_id: str, subject_name: str, *, only: Case | None = None) -> ClaimRecord:
+        """Runs a claim on a subject, or on one given case. Raises Failed or Skipped; the record is kept in any case."""
         claim, subject = CLAIMS[claim_id], self.subjects[subject_name]
         record = ClaimRecord(claim_id, subject_name)
         self.run.claims.append(record)
@@ -91,26 +91,16 @@ class RunSession:
             if reason := subject.missing(claim.needs):
                 raise NotTested(reason)
             with self.clock.count("other"):
-                self._judge(claim, subject, record)
+                self._judge(claim, subject, record, only)
         except NotTested as reason:
             record.verdict, record.reason = NOT_TESTED, str(reason)
             raise Skipped(str(reason)) from None
+        except TargetError as error:  # a factory that fails on one model of the bank
+            record.verdict, record.message = BUG, str(error)
+            raise Failed(f"{error}      [claim {claim.id}, level {claim.level}]") from None
         finally:
             record.seconds = time.perf_counter() - started
             self.current = None
-        return record
-
-    def replay(self, claim_id: str, subject_name: str, case: Case) -> ClaimRecord:
-        """Runs a claim on one given case."""
-        claim, subject = CLAIMS[claim_id], self.subjects[subject_name]
-        if isinstance(subject, Unavailable):
-            raise Skipped(subject.reason)
-        record = ClaimRecord(claim_id, subject_name)
-        self.run.claims.append(record)
-        if case.model >= subject.bank.num_models:
-            raise Failed(f"replay string: model = {case.model} must be < {subject.bank.num_models} on {subject_name}")
-        with self.clock.count("other"):
-            self._check_all(claim, subject, [case], record)
         return record
 
     def finish(self) -> RunRecord:
@@ -127,15 +117,17 @@ class RunSession:
         self.run.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return self.run
 
-    def _judge(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:
+    def _judge(self, claim: Claim, subject: Subject, record: ClaimRecord, only: Case | None) -> None:
         # Two threads cost tiny tensors more than they bring; a real model wants them all.
         torch.set_num_threads(self._num_threads if subject.bank.real else 1)
-        cases = fixed_cases(claim.id, subject, self.profile)
-        if cases is not None:
+        if only is not None:
+            _check_fits(only, subject)
+        cases = fixed_cases(claim.id, subject, self.profile) if only is None else [only]
+        if cases is None:
+            self._check_drawn(claim, subject, record)
+        else:
             self.run.prompts = sorted({*self.run.prompts, *subject.used_prompts})
             self._check_all(claim, subject, cases, record)
-        else:
-            self._check_drawn(claim, subject, record)
         self._settle(record, subject)
 
     def _check_all(self, claim: Claim, subject: Subject, cases: list[Case], record: ClaimRecord) -> None:
@@ -144,8 +136,6 @@ class RunSession:
                 self._check(claim, subject, case, record)
             except Violation as violation:
                 self._fail(violation, claim, subject, case, record)
-        if record.verdict == NOT_TESTED:
-            self._settle(record, subject)
 
     def _check_drawn(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:
         failing: list[Case] = []
@@ -175,18 +165,16 @@ class RunSession:
             run()
         except Violation as violation:
             self._fail(violation, claim, subject, failing[-1], record)
-        except HypothesisException as error:
-            # The same case failed once and passed once: the target answers differently to equal questions.
-            record.verdict, record.message = (
-                BUG,
-                f"{claim.id}: the target is not deterministic ({type(error).__name__})",
+        except Flaky:
+            if not failing:
+                raise
+            facts = Facts(
+                headline="the target is not deterministic: one and the same case failed and then did not",
+                expected="equal answers to equal questions",
+                actual="different ones",
+                source="the same case, asked again",
             )
-            if failing:
-                record.replay = encode(failing[-1])
-            raise Failed(
-                f"{record.message}: one and the same case failed and then passed; "
-                f"expected equal answers to equal questions      [claim {claim.id}, level {claim.level}]"
-            ) from None
+            self._fail(Misbehaviour(facts), claim, subject, failing[-1], record)
 
     def _check(self, claim: Claim, subject: Subject, case: Case, record: ClaimRecord) -> None:
         CHECKS[claim.id](subject, case, record)
@@ -230,6 +218,18 @@ def parse_replay(text: str) -> tuple[str, str, Case]:
     if parts[0] not in claims.CLAIMS:
         raise ValueError(f"replay string names claim {parts[0]!r}: expected one of {', '.join(claims.CLAIMS)}")
     return parts[0], parts[1], decode(parts[2])
+
+
+def _check_fits(case: Case, subject: Subject) -> None:
+    """A replayed case must lie inside the subject it is replayed on; Failed says where it does not."""
+    if not 0 <= case.model < subject.bank.num_models:
+        raise Failed(f"replay string: model = {case.model} must be < {subject.bank.num_models} on {subject.name}")
+    if isinstance(case, WalkCase):
+        return
+    vocab_size = subject.vocab_size(case.model)
+    for token in tokens_of(case):
+        if not 0 <= token < vocab_size:
+            raise Failed(f"replay string: token {token} must be >= 0 and < {vocab_size} (vocabulary of {subject.name})")
 
 
 def _environment(device: str) -> dict[str, str]:

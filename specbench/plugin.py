@@ -19,7 +19,7 @@ import pytest
 
 from specbench.claims import CLAIMS
 from specbench.profiles import PROFILES, profile_named
-from specbench.record import NOT_TESTED, RunRecord, footer, table
+from specbench.record import BUG, NOT_TESTED, RunRecord, footer, table
 from specbench.watchdog import EXIT_HUNG
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SESSION = pytest.StashKey["RunSession"]()
 REQUIRED = pytest.StashKey["list[str]"]()
-WRITTEN = pytest.StashKey[bool]()
+PROBLEM = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,8 +100,9 @@ def run_session(config: pytest.Config) -> RunSession:
     """The run's session, made on first use: only a suite needs torch and models."""
     if SESSION in config.stash:
         return config.stash[SESSION]
+    from specbench.claims import Misbehaviour
     from specbench.judge import RunSession, parse_replay
-    from specbench.loading import Target, TargetError, load_target
+    from specbench.loading import Target, load_target
     from specbench.reference.target import ReferenceTarget
 
     name = config.getoption("--specbench-target")
@@ -119,16 +120,33 @@ def run_session(config: pytest.Config) -> RunSession:
         )
         if replay := config.getoption("--specbench-replay"):
             parse_replay(replay)
-    except (TargetError, ValueError) as error:
+    except ValueError as error:
         raise pytest.UsageError(str(error)) from error
+    except Misbehaviour as error:  # a target with its own model is asked for a first row of logits
+        raise pytest.UsageError(f"target {name!r}: {error}") from error
+    except OSError as error:  # transformers' word for a checkpoint that it cannot read or reach
+        raise pytest.UsageError(f"the model cannot be loaded: {str(error).strip().splitlines()[0]}") from error
     config.stash[SESSION] = session
     return session
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "subject_name" in metafunc.fixturenames:
-        session = run_session(metafunc.config)
-        metafunc.parametrize("subject_name", list(session.subjects))
+    if "subject_name" not in metafunc.fixturenames:
+        return
+    stash, names = metafunc.config.stash, ["unusable"]
+    if PROBLEM not in stash:
+        try:
+            names = list(run_session(metafunc.config).subjects)
+        except pytest.UsageError as error:
+            stash[PROBLEM] = str(error)
+    metafunc.parametrize("subject_name", names)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Says what makes the run impossible. Raised while a file is collected, it would be shown as that file's error."""
+    if PROBLEM in session.config.stash:
+        raise pytest.UsageError(session.config.stash[PROBLEM])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -136,7 +154,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     alone."""
     order = {claim: number for number, claim in enumerate(CLAIMS)}
     ours = [item for item in items if item.get_closest_marker("claim")]
-    if not ours:
+    if not ours or PROBLEM in config.stash:
         return
     ranked = sorted(ours, key=lambda item: order[_claim_of(item)])
     others = [item for item in items if not item.get_closest_marker("claim")]
@@ -174,10 +192,7 @@ def judge(request: pytest.FixtureRequest, subject_name: str) -> Callable[[], Non
         replay = config.getoption("--specbench-replay")
         problem, reason = "", ""
         try:
-            if replay:
-                session.replay(claim, subject_name, parse_replay(replay)[2])
-            else:
-                session.judge(claim, subject_name)
+            session.judge(claim, subject_name, only=parse_replay(replay)[2] if replay else None)
         except (Failed, TargetError) as failure:
             problem = str(failure)
         except Skipped as skipped:
@@ -197,16 +212,14 @@ def judge(request: pytest.FixtureRequest, subject_name: str) -> Callable[[], Non
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
     yield
     config = session.config
-    if SESSION not in config.stash:
-        return
-    run = config.stash[SESSION].finish()
-    if exitstatus == pytest.ExitCode.INTERRUPTED:
-        run.ended = "interrupted"
-    if run.claims:
-        _write(config, run)
-        untested = [claim for claim in config.stash[REQUIRED] if run.verdict_of(claim) == NOT_TESTED]
-        if untested and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if SESSION in config.stash:
+        run = config.stash[SESSION].finish()
+        if exitstatus == pytest.ExitCode.INTERRUPTED:
+            run.ended = "interrupted"
+        if run.claims:
+            _write(config, run)
+    if _required_but_untested(config) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -215,15 +228,19 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if SESSION not in config.stash or not config.stash[SESSION].run.claims:
-        return
-    session = config.stash[SESSION]
-    for line in _summary(config, session.run):
-        terminalreporter.write_line(line)
-    required: list[str] = config.stash[REQUIRED]
-    untested = [one for one in dict.fromkeys(required) if session.run.verdict_of(one) == NOT_TESTED]
-    if untested:
+    if SESSION in config.stash and config.stash[SESSION].run.claims:
+        for line in _summary(config, config.stash[SESSION].run):
+            terminalreporter.write_line(line)
+    if PROBLEM not in config.stash and (untested := _required_but_untested(config)):
         terminalreporter.write_line(f"required, but NOT TESTED on any subject: {', '.join(untested)}", red=True)
+
+
+def _required_but_untested(config: pytest.Config) -> list[str]:
+    """Claims of --specbench-require that no subject was judged on, those of a suite that never ran included."""
+    if config.option.collectonly:
+        return []
+    run = config.stash[SESSION].run if SESSION in config.stash else None
+    return [one for one in dict.fromkeys(config.stash[REQUIRED]) if run is None or run.verdict_of(one) == NOT_TESTED]
 
 
 def _summary(config: pytest.Config, run: RunRecord) -> list[str]:
@@ -247,18 +264,20 @@ def _write(config: pytest.Config, run: RunRecord) -> None:
 
 def _leave(config: pytest.Config, sentence: str) -> None:
     """Called by the watchdog's thread: native code cannot be interrupted, so report what there is and leave."""
-    session = config.stash[SESSION]
-    claim, subject = session.current or ("", "")
-    record = session.run.find(claim, subject)
-    if record is not None:
-        record.verdict, record.message = "BUG", sentence
-    run = session.finish()
-    run.ended = f"hung: {sentence}"
-    _write(config, run)
+    lines = [f"target {config.getoption('--specbench-target')!r}: {sentence}"]
+    if SESSION in config.stash:  # not yet when the target hangs on its first question
+        session = config.stash[SESSION]
+        claim, subject = session.current or ("", "")
+        record = session.run.find(claim, subject)
+        if record is not None:
+            record.verdict, record.message = BUG, sentence
+        run = session.finish()
+        run.ended = f"hung: {sentence}"
+        _write(config, run)
+        lines = [*_summary(config, run), "", f"{claim} on {subject}: {sentence}"]
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         capture.suspend_global_capture(in_=True)
-    lines = [*_summary(config, run), "", f"{claim} on {subject}: {sentence}", f"leaving with exit code {EXIT_HUNG}"]
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join([*lines, f"leaving with exit code {EXIT_HUNG}"]) + "\n")
     sys.stdout.flush()
     os._exit(EXIT_HUNG)

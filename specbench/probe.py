@@ -6,6 +6,8 @@ Answers are checked for type, shape, dtype, NaN and token range here, once, so t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import index
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +17,7 @@ from specbench.claims import Facts, Misbehaviour
 from specbench.clock import Clock
 from specbench.protocols import SeededCoins
 from specbench.tree import DraftTree
-from specbench.types import GREEDY, NEVER_STOP, Generation, Stop, Taps, VerifyResult
+from specbench.types import GREEDY, NEVER_STOP, Generation, Round, Stop, Taps, VerifyResult
 from specbench.watchdog import Watchdog
 
 
@@ -47,11 +49,15 @@ class Probe:
             lambda: one.generate(list(prompt), max_new_tokens=max_new_tokens, sampling=GREEDY, stop=stop, seed=0),
         )
         if isinstance(out, Generation):
-            self._token_ids("generate", out.tokens)
-            return out
+            rounds = tuple(self._round(number, one) for number, one in enumerate(out.rounds, start=1))
+            return replace(out, tokens=self._token_ids("generate", out.tokens), rounds=rounds)
         tokens = self._token_ids("generate", out)
         ended = "eos" if tokens and tokens[-1] in stop.eos_token_ids else "length"
         return Generation(tokens, ended)
+
+    def with_threshold(self, threshold: float) -> Any:
+        """The target's face under lossy acceptance, for `generate(adapter=...)`."""
+        return self._call("with_threshold", lambda: self.adapter.with_threshold(threshold))
 
     # level 2
 
@@ -107,7 +113,7 @@ class Probe:
         with self._clock.count("target"), self._watchdog.guard(f"{type(self.adapter).__name__}.{name}()"):
             try:
                 return call()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 message = str(error).strip().splitlines() or ["no message"]
                 headline = f"{name}() raised {type(error).__name__}: {message[0][:300]}"
                 facts = Facts(
@@ -129,22 +135,44 @@ class Probe:
             self._wrong(name, "numbers", f"{out[tuple(place)].item()} at {place} ({int(bad.sum())} such entries)")
         return out.detach().clone()
 
+    def _round(self, number: int, one: Any) -> Round:
+        """A record of a round with tuples in it, its tree well-formed and its path a path in it."""
+        try:
+            parts = {name: tuple(map(index, getattr(one, name))) for name in ("tokens", "parents", "path", "emitted")}
+            tidy: Round = replace(one, **parts)
+            if not DraftTree.of(tidy.tokens, tidy.parents).is_path(tidy.path):
+                raise ValueError(f"path = {list(tidy.path)} must run from a child of the root downwards")
+        except (TypeError, ValueError, AttributeError) as error:
+            self._wrong("generate", "a well-formed specbench.types.Round for each round", f"round {number}: {error}")
+        return tidy
+
     def _token_ids(self, name: str, out: Any) -> tuple[int, ...]:
-        values = out.tolist() if isinstance(out, Tensor) else out
+        values = out.tolist() if hasattr(out, "tolist") else out  # tensors and numpy arrays
         if not isinstance(values, list | tuple):
             self._wrong(name, "a sequence of token ids or a Generation", _describe(out))
-        for idx, token in enumerate(values):
-            if isinstance(token, bool) or not isinstance(token, int):
-                self._wrong(name, "token ids as ints", f"{_describe(token)} at index {idx}")
+        ids = []
+        for idx, given in enumerate(values):
+            token = _as_int(given)
+            if token is None:
+                self._wrong(name, "token ids as ints", f"{_describe(given)} at index {idx}")
             if token < 0 or (self.vocab_size is not None and token >= self.vocab_size):
                 limit = "" if self.vocab_size is None else f" and < {self.vocab_size}"
                 self._wrong(name, f"token ids >= 0{limit}", f"{token} at index {idx}")
-        return tuple(values)
+            ids.append(token)
+        return tuple(ids)
 
     def _wrong(self, name: str, expected: str, actual: str) -> NoReturn:
         raise Misbehaviour(
             Facts(headline=f"{name}() must return {expected}, got {actual}", expected=expected, actual=actual)
         )
+
+
+def _as_int(value: Any) -> int | None:
+    """An int of any make (numpy's and one-element tensors too); True and False are none."""
+    try:
+        return None if isinstance(value, bool) else index(value)
+    except TypeError:
+        return None
 
 
 def _describe(value: Any) -> str:

@@ -95,11 +95,17 @@ class RunRecord:
 
     def write(self, path: Path) -> None:
         """JSON, replaced atomically so that a reader never sees half a file."""
+        text = json.dumps({"schema": 1, **asdict(self)}, indent=1, ensure_ascii=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"schema": 1, **asdict(self)}, file, indent=1, ensure_ascii=False)
-        Path(name).replace(path)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(name).chmod(0o644)  # a temporary file is its owner's alone, a report is not
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
 
 
 def read(path: Path) -> RunRecord:
@@ -153,14 +159,19 @@ def share_sentence(num_equal: int, num_tokens: int) -> str:
         return "no tokens compared"
     bound = share_lower_bound(num_equal, num_tokens)
     text = (
-        f"{num_equal} of {num_tokens} tokens equal ({100 * num_equal / num_tokens:.4g} %), "
-        f"at least {100 * bound:.3f} % at 95 % confidence"
+        f"{num_equal} of {num_tokens} tokens equal ({_percent(num_equal / num_tokens)} %), "
+        f"at least {_percent(bound)} % at 95 % confidence"
     )
     if bound >= CLAIMED_SHARE:
         return text
     if num_equal == num_tokens:
         return f"{text}: not enough tokens for {100 * CLAIMED_SHARE:.2f} %"
     return f"{text}: below {100 * CLAIMED_SHARE:.2f} %"
+
+
+def _percent(share: float) -> str:
+    """Rounded down: 29,999 of 30,000 is not 100 %, and a lower bound must not grow by being printed."""
+    return f"{math.floor(share * 1e5) / 1e3:g}"
 
 
 def table(run: RunRecord) -> str:

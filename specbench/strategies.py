@@ -16,6 +16,8 @@ from specbench.cases import CommitCase, CommitRound, GenerationCase, PerturbedCa
 from specbench.subjects import Subject
 
 MAX_DRAFTS = 64
+# Rising, so that a smaller draw is a smaller tree and shrinking gets there; ordinary sizes stand four times.
+SIZES = (*range(7), *(size for size in range(7, 23) for _ in range(4)), *range(24, MAX_DRAFTS + 1, 2))
 
 Draw = Callable[..., Any]
 
@@ -24,8 +26,8 @@ Draw = Callable[..., Any]
 def parents_lists(draw: Draw, *, min_drafts: int = 0, max_drafts: int = MAX_DRAFTS) -> tuple[int, ...]:
     """Parents of a tree with root: ragged, chain, star, full k-ary, or a comb. Grown node by node."""
     shape = draw(st.sampled_from(["ragged", "ragged", "deep", "kary", "chain", "star"]), label="shape")
-    usual = st.integers(min(max(min_drafts, 7), max_drafts), min(22, max_drafts))
-    num_drafts = draw(st.one_of(st.integers(min_drafts, max_drafts), usual, usual), label="drafts")
+    sizes = [size for size in SIZES if min_drafts <= size <= max_drafts]
+    num_drafts = sizes[draw(st.integers(0, len(sizes) - 1), label="size")]
     width = draw(st.integers(2, 4), label="width") if shape == "kary" else 0
     parents = [-1]
     for node in range(1, num_drafts + 1):
@@ -130,10 +132,10 @@ def walk_cases(draw: Draw, subject: Subject) -> WalkCase:
         if node:
             texts.append((*texts[parents[node]], tokens[node]))
         children = [tokens[child] for child in range(node + 1, len(tokens)) if parents[child] == node]
-        favourites = st.sampled_from(children) if children else st.nothing()
-        anything = st.integers(0, vocab_size - 1)
-        first = draw(st.one_of(anything, favourites, favourites), label=f"argmax {node}")
-        tied = draw(st.lists(anything, max_size=2) if vocab_size > 2 else st.just([]), label=f"tied {node}")
+        pick = draw(st.integers(0, 3 * vocab_size - 1), label=f"argmax {node}")  # two thirds name a child
+        first = children[pick % len(children)] if children and pick >= vocab_size else pick % vocab_size
+        tie = draw(st.integers(0, 3), label=f"tied with {node}")  # 0: no tie
+        tied = [(first + tie) % vocab_size] if tie else []
         # Duplicate siblings spell the same text, so a model gives them the same row.
         by_text.setdefault(texts[node], tuple(sorted({first, *tied})))
         winners.append(by_text[texts[node]])

@@ -173,7 +173,7 @@ class DraftTree:
         return DraftTree.of(tokens, self.parent_list)
 
     def draw(self, notes: dict[int, str] | None = None) -> str:
-        """The tree as text, one node a line, with an optional note beside a node."""
+        """The tree as text, one node a line, with an optional note beside a node, in column 14 or behind a long line."""
         notes = notes or {}
         lines: list[str] = []
         todo = [
@@ -182,7 +182,7 @@ class DraftTree:
         while todo:
             node, lead, below = todo.pop()
             text = f"{lead}{self.token_list[node]}"
-            lines.append(f"{text:<14}{notes[node]}" if node in notes else text)
+            lines.append(f"{text:<13} {notes[node]}" if node in notes else text)
             children = self.children(node)
             for child in reversed(children):
                 last = child == children[-1]
@@ -207,4 +207,5 @@ def _as_int64_vector(name: str, values: Sequence[int] | Tensor) -> Tensor:
     if vector.is_floating_point() or vector.is_complex() or vector.dtype == torch.bool:
         if vector.numel():
             raise ValueError(f"{name} has dtype {vector.dtype}, must hold integers")
-    return vector.detach().to(device="cpu", dtype=torch.int64)
+    # A copy: the tree must not change with the tensor or array that it was made from.
+    return vector.detach().to(device="cpu", dtype=torch.int64, copy=True)

@@ -56,17 +56,21 @@ class ScriptedDrafter:
 def play(script: RoundScript, context: Sequence[int], expected: Sequence[int], vocab_size: int) -> DraftTree:
     """The scripted tree below the last token of `context`.
 
-    Nodes on the way to `script.accept` get the expected tokens; a child of that node that happens to be right is turned
-    into a wrong one, so that acceptance ends where the script says.
+    Nodes on the way to `script.accept` get the expected tokens; a draft that would prolong the match is turned into a
+    wrong one, so that acceptance ends where the script says (at that node, or at a copy of it when fillers spell the
+    same text).
     """
     tokens = [context[-1], *script.tokens[1:]]
-    tree = DraftTree.of(tokens, script.parents)
     coming = list(expected[len(context) :]) if list(expected[: len(context)]) == list(context) else []
-    path = tree.path_to(script.accept)
+    path = DraftTree.of(tokens, script.parents).path_to(script.accept)
     for node, token in zip(path[1:], coming, strict=False):
         tokens[node] = token
+    tree = DraftTree.of(tokens, script.parents)
     after = coming[len(path) - 1 : len(path)]
-    for child in tree.children(path[-1]):
-        if after == [tokens[child]]:
-            tokens[child] = (tokens[child] + 1) % vocab_size
+    for node in range(tree.num_nodes):
+        # Duplicate siblings stand for the same text, so a child of any copy of the accepted node would be accepted too.
+        if tree.path_tokens(node) == tree.path_tokens(script.accept):
+            for child in tree.children(node):
+                if after == [tokens[child]]:
+                    tokens[child] = (tokens[child] + 1) % vocab_size
     return DraftTree.of(tokens, script.parents)

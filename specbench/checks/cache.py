@@ -12,7 +12,7 @@ from specbench.claims import Facts, Violation
 from specbench.compare import Bound, exact_bound, max_error, measured_bound, row_errors, scale_of
 from specbench.probe import Probe
 from specbench.record import ClaimRecord
-from specbench.subjects import Subject
+from specbench.subjects import NotTested, Subject
 from specbench.tree import DraftTree, root_only
 
 
@@ -172,4 +172,7 @@ def _compare_next_logits(
 
 
 def _num_layers(probe: Probe) -> int:
-    return int(probe.adapter.num_layers)
+    num_layers = getattr(probe.adapter, "num_layers", None)
+    if not isinstance(num_layers, int):
+        raise NotTested("give the target `num_layers`, so that kv(layer) can be asked for each layer")
+    return num_layers

@@ -146,7 +146,7 @@ def check_threshold(subject: Subject, case: Case, record: ClaimRecord) -> None:
     assert isinstance(case, GenerationCase)
     for threshold in THRESHOLDS:
         probe = subject.open(case, drafter=make_drafter(subject, case))
-        lossy = probe.adapter.with_threshold(threshold)
+        lossy = probe.with_threshold(threshold)
         generation = probe.generate(case.prompt, max_new_tokens=case.max_new_tokens, adapter=lossy)
         rounds = _rounds(generation, case)
         record.num_rounds += len(rounds)
@@ -206,8 +206,8 @@ def make_drafter(subject: Subject, case: GenerationCase) -> Drafter | None:
     model = subject.bank.model(case.model)
     if case.drafter == "scripted":
         scripts = [RoundScript(one.tokens, one.parents, one.accept) for one in case.rounds]
-        longest = max((len(one.tokens) for one in case.rounds), default=1)
-        expected = [*case.prompt, *subject.plain_text(case, case.prompt, case.max_new_tokens + longest)]
+        # A few tokens beyond the limit, so that the limit also falls inside an accepted run.
+        expected = [*case.prompt, *subject.plain_text(case, case.prompt, case.max_new_tokens + 3)]
         return ScriptedDrafter(expected, scripts, vocab_size=model.vocab_size)
     if case.drafter == "runner_up":
         return ModelDrafter(model, widths=(1, 1, 1, 1), first_ranks=(0, 1))

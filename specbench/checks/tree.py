@@ -189,7 +189,7 @@ def check_sensitivity(subject: Subject, case: Case, record: ClaimRecord) -> None
     if wrong:
         node = wrong[0]
         expected, actual = max_error(right_after[node], right_before[node]), max_error(after[node], before[node])
-        what = (
+        cause = (
             f"prefix token {case.place}" if case.place < len(case.prefix) else f"node {case.place - len(case.prefix)}"
         )
         raise claims.Insensitivity(

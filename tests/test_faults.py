@@ -1,0 +1,77 @@
+"""Every planted fault is caught by the suite itself, and the failing case is small enough to think through."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbench.judge import Failed, RunSession
+from specbench.loading import Target
+from specbench.profiles import PROFILES
+from specbench.record import BUG, EQUAL
+from specbench.reference.faults.bank import FAULTS
+from specbench.reference.target import ReferenceTarget
+
+# What the first release must catch, by name, so that losing one from the bank is seen.
+PLANTED = {
+    "future_leak",
+    "sibling_leak",
+    "cousin_leak",
+    "missing_ancestor",
+    "one_layer_mask",
+    "own_row",
+    "index_position",
+    "base_not_advanced",
+    "no_rollback",
+    "first_rows",
+    "values_not_moved",
+    "first_unverified",
+    "bonus_row",
+    "eos_mid_path",
+}
+# What a fault must leave alone for the claims to tell it apart: these hold although the decoder is broken.
+STILL_HOLDS = {
+    "one_layer_mask": ["tree.mask", "tree.positions", "greedy.walk"],
+    "index_position": ["tree.mask", "greedy.walk"],
+    "base_not_advanced": ["tree.mask", "tree.positions", "tree.logits", "greedy.walk"],
+    "no_rollback": ["tree.mask", "tree.positions", "tree.layers", "tree.logits", "greedy.walk"],
+    "first_rows": ["tree.mask", "tree.positions", "tree.layers", "tree.logits", "greedy.walk"],
+    "values_not_moved": ["tree.mask", "tree.positions", "tree.layers", "tree.logits", "greedy.walk"],
+    "own_row": ["tree.mask", "tree.logits", "kv.commit", "kv.rollback"],
+    "first_unverified": ["tree.mask", "tree.logits", "kv.commit", "kv.rollback"],
+    "bonus_row": ["tree.mask", "tree.logits", "kv.commit", "kv.rollback"],
+    "eos_mid_path": ["tree.logits", "kv.commit", "greedy.walk", "greedy.lossless", "progress"],
+}
+
+
+def test_the_bank_holds_the_faults_of_the_first_release() -> None:
+    assert set(FAULTS) >= PLANTED
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_a_planted_fault_is_caught_on_a_tree_of_at_most_four_drafts(fault: str) -> None:
+    """Through the very session that `pytest suites/consistency --target` runs, on the exact tiny models."""
+    session = session_on(ReferenceTarget(FAULTS[fault].plant))
+    with pytest.raises(Failed):
+        session.judge(FAULTS[fault].claim, "tiny-fp64")
+    caught = session.run.find(FAULTS[fault].claim, "tiny-fp64")
+    assert caught.verdict == BUG
+    assert caught.shrunk_drafts <= 4
+
+
+@pytest.mark.parametrize("fault", sorted(STILL_HOLDS))
+def test_claims_that_a_fault_does_not_touch_still_hold(fault: str) -> None:
+    """Otherwise the line that narrows a failure down would point anywhere."""
+    session = session_on(ReferenceTarget(FAULTS[fault].plant))
+    assert {session.judge(claim, "tiny-fp64").verdict for claim in STILL_HOLDS[fault]} == {EQUAL}
+
+
+def session_on(target: ReferenceTarget) -> RunSession:
+    return RunSession(
+        Target("planted", target),
+        model="none",
+        profile=PROFILES["quick"],
+        seed=7,
+        device="cpu",
+        timeout=0,
+        on_hang=lambda sentence: None,
+    )
