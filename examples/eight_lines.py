@@ -1,15 +1,15 @@
+"""The smallest useful adapter, for transformers' own prompt-lookup decoding: put your decoder in its place."""
+
 import torch
 from transformers import AutoModelForCausalLM
 
 
 class Adapter:
     def build_from(self, checkpoint, drafter_checkpoint):
-        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto")
+        self.model = AutoModelForCausalLM.from_pretrained(checkpoint)
         return self
 
     def generate(self, prompt, *, max_new_tokens, sampling, stop, seed):
-        ids, ends = torch.tensor([prompt]), list(stop.eos_token_ids) or None
-        out = self.model.generate(
-            ids, max_new_tokens=max_new_tokens, do_sample=False, prompt_lookup_num_tokens=4, eos_token_id=ends
-        )
+        options = {"eos_token_id": list(stop.eos_token_ids) or None, "prompt_lookup_num_tokens": 4}
+        out = self.model.generate(torch.tensor([prompt]), max_new_tokens=max_new_tokens, do_sample=False, **options)
         return out[0, len(prompt) :].tolist()

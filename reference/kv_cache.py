@@ -25,7 +25,7 @@ class AppendableCache(Cache, Protocol):
 
 
 class ContiguousCache:
-    """Exactly the valid rows are stored; every append and commit copies. The obvious cache."""
+    """Exactly the valid rows are stored; every append, commit and truncation copies. The obvious cache."""
 
     def __init__(self, *, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu"):
         empty = torch.empty(num_kv_heads, 0, head_dim, dtype=dtype, device=device)
@@ -49,15 +49,16 @@ class ContiguousCache:
     def commit(self, prefix_len: int, rows: Sequence[int]) -> None:
         """Keep the first `prefix_len` rows and then rows `prefix_len + r`, in the order of `rows`; drop the rest."""
         kept = kept_rows(self.length, prefix_len, rows)
-        index = torch.tensor(kept, device=self._keys[0].device)
+        index = torch.tensor(kept, dtype=torch.int64, device=self._keys[0].device)
         self._keys = [keys[:, index] for keys in self._keys]
         self._values = [values[:, index] for values in self._values]
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` rows. ValueError when there are fewer."""
         check_truncation(self.length, length)
-        self._keys = [keys[:, :length] for keys in self._keys]
-        self._values = [values[:, :length] for values in self._values]
+        # Copies, so that dropped rows are freed and `nbytes` is what is held.
+        self._keys = [keys[:, :length].clone() for keys in self._keys]
+        self._values = [values[:, :length].clone() for values in self._values]
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, each [Hkv, length, D]."""

@@ -14,6 +14,7 @@ from specbench.tree import DraftTree
 
 MAX_INTS = 100_000
 MAX_REPLAY_CHARS = 1_000_000
+DRAFTERS = ("scripted", "runner_up", "ngram", "ngram_chain", "self_chain", "self_tree", "early_exit")
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,9 @@ def _decode_value(name: str, text: str, default: object) -> object:
     if name == "rounds":
         rounds = []
         for one in text.split("/") if text else ():
-            tokens, parents, accept = (one.split(":") + ["", ""])[:3]
+            if one.count(":") != 2:
+                raise ValueError(f"replay string: round {one[:40]!r} must be tokens:parents:accept")
+            tokens, parents, accept = one.split(":")
             rounds.append(CommitRound(_tuple(name, tokens), _tuple(name, parents), _int(name, accept)))
         return tuple(rounds)
     if name == "winners":
@@ -198,19 +201,48 @@ def _decode_value(name: str, text: str, default: object) -> object:
 
 
 def _check(case: Case) -> None:
-    """Whatever DraftTree refuses is refused here, before a target sees it."""
-    if isinstance(case, TreeCase | WalkCase):
-        tree = case.tree
-        if isinstance(case, WalkCase) and len(case.winners) != tree.num_nodes:
-            raise ValueError(f"replay string: winners has {len(case.winners)} rows, must be {tree.num_nodes} (nodes)")
-    if isinstance(case, CommitCase | GenerationCase):
-        for one in case.rounds:
-            num_nodes = DraftTree.of(one.tokens, one.parents).num_nodes
-            if not 0 <= one.accept < num_nodes:
-                raise ValueError(f"replay string: accept = {one.accept} must be >= 0 and < {num_nodes} (a node)")
+    """Whatever no strategy would draw is refused here, before a target sees it."""
     prompt = getattr(case, "prompt", (0,))
     if not prompt or min(prompt) < 0:
         raise ValueError("replay string: prompt must hold at least one token id >= 0")
+    if isinstance(case, TreeCase):
+        num_nodes = case.tree.num_nodes
+        if case.prompt[-1] != case.tokens[0]:
+            raise ValueError(
+                f"replay string: tokens[0] = {case.tokens[0]} must be {case.prompt[-1]} (the root, last of the prompt)"
+            )
+        if isinstance(case, PerturbedCase):
+            _in_range("place", case.place, 0, len(case.prefix) + num_nodes, "a prefix token or a node")
+    if isinstance(case, WalkCase):
+        _in_range("vocab_size", case.vocab_size, 2, MAX_INTS, "a vocabulary")
+        if len(case.winners) != case.tree.num_nodes:
+            raise ValueError(
+                f"replay string: winners has {len(case.winners)} rows, must be {case.tree.num_nodes} (nodes)"
+            )
+        for name, tokens in (("tokens", case.tokens), *(("winners", row) for row in case.winners)):
+            for token in tokens:
+                _in_range(name, token, 0, case.vocab_size, "a token id")
+        if not all(case.winners):
+            raise ValueError("replay string: winners must name at least one token a row")
+    if isinstance(case, CommitCase | GenerationCase):
+        for one in case.rounds:
+            _in_range("accept", one.accept, 0, DraftTree.of(one.tokens, one.parents).num_nodes, "a node")
+    if isinstance(case, CommitCase):
+        if not case.rounds or len(case.rounds) != len(case.next_roots):
+            raise ValueError(
+                f"replay string: {len(case.rounds)} rounds and {len(case.next_roots)} next_roots must be as many, >= 1"
+            )
+        _in_range("cut", case.cut, 0, MAX_INTS, "rows to drop")
+    if isinstance(case, GenerationCase):
+        _in_range("max_new_tokens", case.max_new_tokens, 0, MAX_INTS, "a length")
+        _in_range("eos_idx", case.eos_idx, -1, MAX_INTS, "an index, or -1 for none")
+        if case.drafter not in DRAFTERS:
+            raise ValueError(f"replay string: drafter = {case.drafter!r} must be one of {', '.join(DRAFTERS)}")
+
+
+def _in_range(name: str, value: int, least: int, end: int, what: str) -> None:
+    if not least <= value < end:
+        raise ValueError(f"replay string: {name} = {value} must be >= {least} and < {end} ({what})")
 
 
 def _ints(values: tuple[int, ...]) -> str:

@@ -31,7 +31,9 @@ def check(args: argparse.Namespace, pytest_args: list[str]) -> int:
     import pytest
 
     # `-p` names the plugin as its entry point does: loaded once when installed, loaded at all in a bare checkout.
-    command = ["-p", "specbench.plugin", "--pyargs", SUITE, "--specbench-target", args.target]
+    command = ["-p", "specbench.plugin", "--pyargs", SUITE]
+    if args.target is not None:
+        command += ["--specbench-target", args.target]
     if args.replay is not None:
         command += ["--specbench-replay", args.replay]
     return int(pytest.main(command + pytest_args))
@@ -82,7 +84,9 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     one = commands.add_parser("check", help="judge a target; further arguments go to pytest", allow_abbrev=False)
-    one.add_argument("target", metavar="TARGET", help="pkg.mod:attr or ./file.py:attr")
+    one.add_argument(
+        "target", nargs="?", metavar="TARGET", help="pkg.mod:attr or ./file.py:attr; none: the reference decoder"
+    )
     one.add_argument("--replay", metavar="STRING", help="the string from a failure's last line: run that case alone")
     one.set_defaults(run=check, parser=one)
 

@@ -51,10 +51,16 @@ def fixed_cases(claim: str, subject: Subject, profile: Profile) -> list[Case] | 
 
 
 def _spread(subject: Subject, profile: Profile) -> list[tuple[str, tuple[int, ...]]]:
-    """The prompts of this run, spread over the categories, and noted as used."""
-    prompts = subject.bank.prompts
-    num_wanted = min(max(profile.real_prompts, profile.num_real), len(prompts))
-    chosen = [prompts[idx * len(prompts) // num_wanted] for idx in range(num_wanted)]
+    """The prompts of this run, noted as used: one of each kind in turn, those that repeat text first, since there an
+    n-gram drafter has something to find."""
+    by_kind: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for name, tokens in subject.bank.prompts:
+        by_kind.setdefault(name.partition("-")[0], []).append((name, tokens))
+    kinds = sorted(by_kind, key=lambda kind: kind != "repeat")
+    in_turn = [
+        by_kind[kind][row] for row in range(len(subject.bank.prompts)) for kind in kinds if row < len(by_kind[kind])
+    ]
+    chosen = in_turn[: max(profile.real_prompts, profile.num_real)]
     subject.used_prompts.update(name for name, _ in chosen)
     return chosen
 

@@ -26,9 +26,10 @@ from specbench.clock import Clock
 from specbench.failures import render
 from specbench.fixed import fixed_cases
 from specbench.loading import Target, TargetError
+from specbench.models import DEFAULT_MODEL
 from specbench.profiles import Profile
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, ClaimRecord, RunRecord, share_sentence
-from specbench.strategies import strategy_for
+from specbench.strategies import case_kind, strategy_for
 from specbench.subjects import NotTested, Subject, Unavailable, make_subjects
 from specbench.watchdog import Watchdog
 
@@ -55,7 +56,12 @@ class RunSession:
         timeout: float,
         on_hang: Callable[[str], None],
     ) -> None:
+        _check_device(device)
+        # An fp32 claim is about fp32: TF32 keeps ten bits of a product's mantissa.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
         self.target = target
+        self.model = model
         self.profile = profile
         self.clock = Clock()
         self.watchdog = Watchdog(timeout, on_hang)
@@ -183,8 +189,10 @@ class RunSession:
 
     def _fail(self, violation: Violation, claim: Claim, subject: Subject, case: Case, record: ClaimRecord) -> None:
         replay = f"{claim.id}@{subject.name}@{encode(case)}"
-        target = "" if self.target.is_reference else f" {shlex.quote(self.target.name)}"
-        command = f"specbench check{target} --replay {shlex.quote(replay)}"
+        words = ["specbench", "check", *([] if self.target.is_reference else [self.target.name]), "--replay", replay]
+        if subject.bank.real and self.model != DEFAULT_MODEL:
+            words += ["--specbench-model", self.model]
+        command = shlex.join(words)
         text = render(violation, claim, case, subject=subject.name, run=self.run, command=command)
         record.verdict, record.message, record.replay = BUG, text, replay
         record.shrunk_drafts = case.num_drafts
@@ -217,19 +225,35 @@ def parse_replay(text: str) -> tuple[str, str, Case]:
         raise ValueError(f"replay string {text[:60]!r} must be claim@subject@case, as a failure prints it")
     if parts[0] not in claims.CLAIMS:
         raise ValueError(f"replay string names claim {parts[0]!r}: expected one of {', '.join(claims.CLAIMS)}")
-    return parts[0], parts[1], decode(parts[2])
+    case = decode(parts[2])
+    if type(case) is not case_kind(parts[0]):
+        wanted, given = case_kind(parts[0]).__name__, type(case).__name__
+        raise ValueError(f"replay string: {parts[0]} is judged on a {wanted}, this is a {given}")
+    return parts[0], parts[1], case
 
 
 def _check_fits(case: Case, subject: Subject) -> None:
     """A replayed case must lie inside the subject it is replayed on; Failed says where it does not."""
     if not 0 <= case.model < subject.bank.num_models:
         raise Failed(f"replay string: model = {case.model} must be < {subject.bank.num_models} on {subject.name}")
+    for name, value, known in (("cache", case.cache, subject.cache_kinds), ("layout", case.layout, subject.layouts)):
+        if value not in known:
+            raise Failed(f"replay string: {name} = {value!r} must be one of {', '.join(known)} on {subject.name}")
     if isinstance(case, WalkCase):
         return
     vocab_size = subject.vocab_size(case.model)
     for token in tokens_of(case):
         if not 0 <= token < vocab_size:
             raise Failed(f"replay string: token {token} must be >= 0 and < {vocab_size} (vocabulary of {subject.name})")
+
+
+def _check_device(device: str) -> None:
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--specbench-device {device!r} must be cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "--specbench-device cuda: torch finds no CUDA device here; leave the option out to run on the CPU"
+        )
 
 
 def _environment(device: str) -> dict[str, str]:

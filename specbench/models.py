@@ -26,6 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PROVENANCE = "PROVENANCE.json"
+DEFAULT_MODEL = "smollm2"
 
 
 class ModelError(ValueError):

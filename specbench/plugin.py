@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from specbench.claims import CLAIMS
+from specbench.models import DEFAULT_MODEL
 from specbench.profiles import PROFILES, profile_named
 from specbench.record import BUG, NOT_TESTED, RunRecord, footer, table
 from specbench.watchdog import EXIT_HUNG
@@ -36,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--specbench-model",
         metavar="NAME_OR_PATH",
-        default="smollm2",
+        default=DEFAULT_MODEL,
         help="real model to judge on: a fetched name, a folder, a hub id (safetensors only), or none",
     )
     group.addoption("--specbench-device", metavar="DEVICE", default="cpu", help="cpu (default) or cuda")

@@ -86,6 +86,8 @@ class Probe:
         """float [N, V], a copy."""
         keywords = {} if taps is None else {"taps": taps}
         out = self._call("forward_tree", lambda: self.adapter.forward_tree(tree, **keywords))
+        if taps is not None:
+            taps.move_to_cpu()
         return self._real_tensor("forward_tree", out, [tree.num_nodes, self.vocab_size])
 
     def commit(self, path: Sequence[int]) -> None:
@@ -133,7 +135,7 @@ class Probe:
         if bool(bad.any()):
             place = bad.nonzero()[0].tolist()
             self._wrong(name, "numbers", f"{out[tuple(place)].item()} at {place} ({int(bad.sum())} such entries)")
-        return out.detach().clone()
+        return out.detach().to("cpu", copy=True)
 
     def _round(self, number: int, one: Any) -> Round:
         """A record of a round with tuples in it, its tree well-formed and its path a path in it."""

@@ -12,12 +12,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from specbench.cases import CommitCase, CommitRound, GenerationCase, PerturbedCase, TreeCase, WalkCase
+from specbench.cases import Case, CommitCase, CommitRound, GenerationCase, PerturbedCase, TreeCase, WalkCase
 from specbench.subjects import Subject
 
 MAX_DRAFTS = 64
 # Rising, so that a smaller draw is a smaller tree and shrinking gets there; ordinary sizes stand four times.
 SIZES = (*range(7), *(size for size in range(7, 23) for _ in range(4)), *range(24, MAX_DRAFTS + 1, 2))
+
+SHAPES = ("ragged", "ragged", "ragged", "deep", "deep", "kary", "kary", "chain", "star")
 
 Draw = Callable[..., Any]
 
@@ -25,9 +27,11 @@ Draw = Callable[..., Any]
 @st.composite
 def parents_lists(draw: Draw, *, min_drafts: int = 0, max_drafts: int = MAX_DRAFTS) -> tuple[int, ...]:
     """Parents of a tree with root: ragged, chain, star, full k-ary, or a comb. Grown node by node."""
-    shape = draw(st.sampled_from(["ragged", "ragged", "deep", "kary", "chain", "star"]), label="shape")
+    shape = draw(st.sampled_from(SHAPES), label="shape")
     sizes = [size for size in SIZES if min_drafts <= size <= max_drafts]
-    num_drafts = sizes[draw(st.integers(0, len(sizes) - 1), label="size")]
+    # Not an index by st.integers: Hypothesis mutates a case by copying draws between equal strategies, and token ids,
+    # which are small, would become sizes.
+    num_drafts = draw(st.sampled_from(sizes), label="drafts")
     width = draw(st.integers(2, 4), label="width") if shape == "kary" else 0
     parents = [-1]
     for node in range(1, num_drafts + 1):
@@ -62,7 +66,7 @@ def prompts(vocab_size: int) -> st.SearchStrategy[tuple[int, ...]]:
 def _places(draw: Draw, subject: Subject) -> dict[str, Any]:
     """Model, cache kind and layout. Kinds and layouts vary only for models of ours, which have more than one."""
     model = draw(st.integers(0, subject.bank.num_models - 1), label="model")
-    layout = draw(st.sampled_from(["tree_mask", "path_batch"]), label="layout")
+    layout = draw(st.sampled_from(subject.layouts), label="layout")
     cache = draw(st.sampled_from(subject.cache_kinds), label="cache")
     return {"model": model, "cache": cache, "layout": layout}
 
@@ -183,6 +187,15 @@ def strategy_for(claim: str, subject: Subject) -> st.SearchStrategy[Any]:
     if claim == "progress":
         return st.one_of(generation_cases(subject, always_wrong=True), generation_cases(subject))
     return generation_cases(subject)
+
+
+def case_kind(claim: str) -> type[Case]:
+    """The kind of case that `strategy_for` draws for a claim, and a replay must bring."""
+    if claim in ("tree.noninterference", "tree.sensitivity"):
+        return PerturbedCase
+    if claim == "greedy.walk":
+        return WalkCase
+    return {"tree": TreeCase, "kv": CommitCase}.get(claim.partition(".")[0], GenerationCase)
 
 
 def _other(draw: Draw, token: int, vocab_size: int) -> int:

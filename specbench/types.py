@@ -156,6 +156,13 @@ class Taps:
     mask: Tensor | None = None
     layers: list[LayerTap] = field(default_factory=list)
 
+    def move_to_cpu(self) -> None:
+        """Where oracles compute and comparisons happen."""
+        for one in (self, *self.layers):
+            for name, value in vars(one).items():
+                if isinstance(value, Tensor):
+                    setattr(one, name, value.detach().cpu())
+
     def layer(self, idx: int) -> LayerTap:
         """The tap of layer `idx`, made on first use."""
         while len(self.layers) <= idx:

@@ -70,9 +70,7 @@ SENTENCES = {
         "29000 of 29000 tokens equal (100 %), at least 99.989 % at 95 % confidence: not enough tokens for 99.99 %"
     ),
     (100, 100): "100 of 100 tokens equal (100 %), at least 97.048 % at 95 % confidence: not enough tokens for 99.99 %",
-    (29_999, 30_000): (
-        "29999 of 30000 tokens equal (99.996 %), at least 99.984 % at 95 % confidence: below 99.99 %"
-    ),
+    (29_999, 30_000): ("29999 of 30000 tokens equal (99.996 %), at least 99.984 % at 95 % confidence: below 99.99 %"),
     (9, 10): "9 of 10 tokens equal (90 %), at least 60.583 % at 95 % confidence: below 99.99 %",
 }
 
