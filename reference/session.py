@@ -58,9 +58,10 @@ class TreeSession:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append known tokens to the cache: prefill in chunks, or a drafter catching up with what was committed."""
+        ids = as_token_ids(tokens, argument="tokens", vocab_size=self.vocab_size)
         self.truncate(self.cache_len)
-        if tokens:
-            self.steps.forward(self.model, flatten_causal(list(tokens), self._cache.length), self._cache)
+        if ids:
+            self.steps.forward(self.model, flatten_causal(list(ids), self._cache.length), self._cache)
 
     def forward_tree(self, tree: DraftTree, *, taps: Taps | None = None) -> Tensor:
         """One verification forward behind the cache. Returns float [N, V]. Replaces an uncommitted forward."""

@@ -52,6 +52,11 @@ class Bank:
         return self.dtype == torch.float64
 
     @property
+    def noise_dtype(self) -> torch.dtype:
+        """The precision whose rounding the models show."""
+        return self.dtype
+
+    @property
     def description(self) -> str:
         raise NotImplementedError
 
@@ -124,26 +129,36 @@ class HFBank(Bank):
     """Tiny transformers models through `reference.hf`: Llama, GPT-2, Gemma 3 (window shorter than most prompts)."""
 
     TYPES = ("llama", "gpt2", "gemma3_text")
-    share_of_examples = 0.5
     cache_kinds = ("contiguous",)
 
-    def __init__(self) -> None:
-        super().__init__("hf-fp64", torch.float64, num_models=len(self.TYPES))
+    def __init__(self, attention: str) -> None:
+        name = "hf-fp64" if attention == "sdpa" else f"hf-{attention}"
+        super().__init__(name, torch.float64, num_models=len(self.TYPES))
+        self._attention = attention
+        self.share_of_examples = 0.5 if self.exact else 0.15
 
     @property
     def description(self) -> str:
-        return f"tiny transformers models ({', '.join(self.TYPES)}), sdpa, reference.hf"
+        return f"tiny transformers models ({', '.join(self.TYPES)}), fp64, {self._attention}, reference.hf"
+
+    @property
+    def exact(self) -> bool:
+        return self._attention == "sdpa"  # eager takes its softmax in fp32, whatever the dtype
+
+    @property
+    def noise_dtype(self) -> torch.dtype:
+        return torch.float64 if self.exact else torch.float32
 
     def model(self, idx: int) -> HFModel:
-        return _tiny_hf(self.TYPES[idx])
+        return _tiny_hf(self.TYPES[idx], self._attention)
 
     def wide(self, idx: int) -> HFModel:
-        return self.model(idx)
+        return _tiny_hf(self.TYPES[idx], "sdpa")
 
 
 @cache
-def _tiny_hf(model_type: str) -> HFModel:
-    return HFModel.tiny(model_type, seed=0, dtype=torch.float64)
+def _tiny_hf(model_type: str, attention: str) -> HFModel:
+    return HFModel.tiny(model_type, seed=0, dtype=torch.float64, attention=attention)
 
 
 class CheckpointBank(Bank):

@@ -17,6 +17,7 @@ class Bound:
 
     value: float
     source: str
+    pooled: bool = False  # judges the root mean square over all rows, not each row's largest error
 
     def __str__(self) -> str:
         return f"{self.value:.2g} ({self.source})"
@@ -27,10 +28,12 @@ def exact_bound(scale: float) -> Bound:
     return Bound(EXACT_RELATIVE * max(scale, 1.0), "1e-9 of the scale, fp64")
 
 
-def measured_bound(plain_error: float, scale: float, dtype: torch.dtype) -> Bound:
+def measured_bound(plain_error: float, scale: float, dtype: torch.dtype, *, pooled: bool = False) -> Bound:
     """Twice the error of plain decoding in this dtype against fp64, pooled over the case, plus 4 eps x scale."""
     eps = torch.finfo(dtype).eps
-    return Bound(2.0 * plain_error + 4.0 * eps * scale, "2 x plain decoding's own error + 4 eps x scale, measured")
+    return Bound(
+        2.0 * plain_error + 4.0 * eps * scale, "2 x plain decoding's own error + 4 eps x scale, measured", pooled
+    )
 
 
 def max_error(actual: Tensor, expected: Tensor) -> float:
@@ -40,6 +43,36 @@ def max_error(actual: Tensor, expected: Tensor) -> float:
     wide, right = actual.double(), expected.double()
     difference = torch.where(wide == right, 0.0, wide - right)
     return float(difference.abs().max())
+
+
+def rms_error(actual: Tensor, expected: Tensor) -> float:
+    """Root mean square of the difference over all entries, in fp64."""
+    if actual.numel() == 0:
+        return 0.0
+    wide, right = actual.double(), expected.double()
+    difference = torch.where(wide == right, 0.0, wide - right)
+    return float(difference.pow(2).mean().sqrt())
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A comparison by rows. share: the error judged, as a share of its bound. wrong: row -> its largest error."""
+
+    share: float
+    wrong: dict[int, float]
+
+
+def compare_rows(actual: Tensor, expected: Tensor, bound: Bound, *, row_dim: int) -> Rows:
+    """Judges by the bound's own measure. When a pooled error is too large, the worst row stands for it."""
+    errors = row_errors(actual, expected, row_dim=row_dim)
+    if not errors:
+        return Rows(0.0, {})
+    worst = max(range(len(errors)), key=errors.__getitem__)
+    if bound.pooled:
+        error = rms_error(actual, expected)
+        return Rows(error / bound.value, {worst: errors[worst]} if error > bound.value else {})
+    wrong = {row: error for row, error in enumerate(errors) if error > bound.value}
+    return Rows(errors[worst] / bound.value, wrong)
 
 
 def scale_of(values: Tensor) -> float:

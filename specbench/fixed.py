@@ -11,7 +11,7 @@ from specbench.cases import Case, CommitCase, CommitRound, GenerationCase, Pertu
 from specbench.profiles import Profile
 from specbench.subjects import Subject
 
-MAX_TREE_PROMPT = 32
+MAX_PROMPT = 32  # tokens kept of a prompt, its end, where a claim is not about whole generations
 
 # 2-3-2 below the root with every branch alive, a chain, a star, a ragged one.
 SHAPES: tuple[tuple[int, ...], ...] = (
@@ -20,6 +20,8 @@ SHAPES: tuple[tuple[int, ...], ...] = (
     (-1, 0, 0, 0, 1, 4, 4, 2),
     (-1, 0, 0, 1, 3, 3, 2, 6, 5),
 )
+# Committed down to their last node, which lies off the leftmost path.
+COMMIT_SHAPES: tuple[tuple[int, ...], ...] = ((-1, 0, 0, 1, 2, 4), (-1, 0, 0, 0, 3, 4, 4))
 DRAFTERS = ("ngram_chain", "self_tree", "ngram", "self_chain")
 
 
@@ -41,8 +43,8 @@ def fixed_cases(claim: str, subject: Subject, profile: Profile) -> list[Case] | 
     num_cases = min(2, len(prompts), profile.num_real)
     return [
         GenerationCase(
-            prompt=prompts[idx],
-            max_new_tokens=min(profile.real_tokens, 9 + idx),
+            prompt=prompts[idx][-MAX_PROMPT:],
+            max_new_tokens=min(profile.real_tokens, 7 + idx),
             drafter=drafters.get(claim, DRAFTERS[idx % len(DRAFTERS)]),
             eos_idx=4 + idx,
         )
@@ -66,9 +68,10 @@ def _spread(subject: Subject, profile: Profile) -> list[tuple[str, tuple[int, ..
 
 
 def _tree_or_commit(claim: str, subject: Subject, idx: int, prompt: tuple[int, ...]) -> Case:
-    prompt = prompt[-MAX_TREE_PROMPT:]
+    prompt = prompt[-MAX_PROMPT:]
     vocab_size = subject.vocab_size(0)
-    parents = SHAPES[idx % len(SHAPES)]
+    shapes = SHAPES if claim.startswith("tree.") else COMMIT_SHAPES
+    parents = shapes[idx % len(shapes)]
     tokens = (prompt[-1], *(_token(prompt, node + 7 * idx, vocab_size) for node in range(1, len(parents))))
     place: dict[str, Any] = {"layout": subject.layouts[idx % len(subject.layouts)], "cache": subject.cache_kinds[0]}
     if claim in ("tree.noninterference", "tree.sensitivity"):

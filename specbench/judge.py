@@ -210,6 +210,12 @@ class RunSession:
             parts.append(f"{record.num_ties} differing tokens are ties below the measured bound")
         if record.worst and not subject.exact:
             parts.append(f"largest error {100 * record.worst:.0f} % of its measured bound")
+        for layout, (rounds, rows, mask, kv) in record.layouts.items():
+            if rounds:
+                each = (
+                    f"{rows / rounds:.1f} rows, mask {mask / rounds:.0f} B, drafted keys and values {kv / rounds:.0f} B"
+                )
+                parts.append(f"layout {layout}: {each} a round")
         for threshold, (equal, total) in record.thresholds.items():
             if total:
                 parts.append(

@@ -18,7 +18,7 @@ from specbench.loading import Target, TargetError, capabilities
 from specbench.probe import Probe
 from specbench.protocols import Cache, LanguageModel
 from specbench.steps import FlatTree
-from specbench.tree import root_only
+from specbench.tree import DraftTree, root_only
 from specbench.types import DTYPES, Taps
 from specbench.watchdog import Watchdog
 
@@ -65,11 +65,16 @@ class OwnBank(Bank):
         prompts = f", {len(self.prompts)} prompts" if self.prompts else ""
         return f"the target's own model, oracle: {self._oracle_name or 'none'}{prompts}"
 
+    @property
+    def is_called(self) -> bool:
+        """The model is the target itself, asked from outside, not weights that we can run."""
+        return isinstance(self._model, _CalledModel)
+
     def model(self, idx: int) -> LanguageModel:
         return self._model
 
     def wide(self, idx: int) -> LanguageModel:
-        if isinstance(self._model, _CalledModel | _NoModel):
+        if self.is_called:
             return self._model
         return self.widened(str(self._path), self.dtype)
 
@@ -105,6 +110,37 @@ class _CalledModel:
 
     def forward(self, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
         raise ValueError("the target's own model is asked whole texts only")
+
+
+class TextSession:
+    """Plain decoding through `logits` alone: each step asks for the whole text so far and keeps the last row.
+
+    One text asked in growing lengths shows the rounding of the target's own stack. Steps like a `TreeModel`, single
+    nodes only.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._text: list[int] = []
+        self._next: int | None = None
+
+    @property
+    def cache_len(self) -> int:
+        return len(self._text)
+
+    def prefill(self, tokens: list[int]) -> None:
+        self._text = list(tokens)
+
+    def forward_tree(self, tree: DraftTree, *, taps: Taps | None = None) -> Tensor:
+        self._next = tree.token_list[0]
+        return self._model.logits([*self._text, self._next])[-1:]
+
+    def commit(self, path: list[int]) -> None:
+        assert self._next is not None
+        self._text.append(self._next)
+
+    def truncate(self, length: int) -> None:
+        del self._text[length:]
 
 
 class _NoModel(_CalledModel):

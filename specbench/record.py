@@ -23,6 +23,7 @@ class ClaimRecord:
     num_tokens: emitted tokens compared. num_ties: tokens that differ below the measured noise bound and are excused.
     num_differing: tokens that are not the oracle's argmax. num_identical: generations equal to plain decoding.
     worst: largest error found, as a share of its bound. thresholds: threshold -> [equal tokens, tokens].
+    layouts: tree layout -> [rounds, rows, bytes of masks, bytes of drafted keys and values].
     detail: what the footer adds in words. shrunk_drafts: drafted nodes of the smallest failing case.
     """
 
@@ -40,6 +41,7 @@ class ClaimRecord:
     num_identical: int = 0
     worst: float = 0.0
     thresholds: dict[str, list[int]] = field(default_factory=dict)
+    layouts: dict[str, list[int]] = field(default_factory=dict)
     detail: str = ""
     seconds: float = 0.0
     message: str = ""
@@ -59,6 +61,10 @@ class ClaimRecord:
     def note_threshold(self, threshold: float, num_equal: int, num_tokens: int) -> None:
         equal, total = self.thresholds.get(str(threshold), [0, 0])
         self.thresholds[str(threshold)] = [equal + num_equal, total + num_tokens]
+
+    def note_layout(self, layout: str, *, rounds: int, rows: int, mask_bytes: int, kv_bytes: int) -> None:
+        old = self.layouts.get(layout, [0, 0, 0, 0])
+        self.layouts[layout] = [a + b for a, b in zip(old, (rounds, rows, mask_bytes, kv_bytes), strict=True)]
 
     def note_share(self, share_of_bound: float) -> None:
         """An error inside its bound, as a share of that bound."""

@@ -16,10 +16,12 @@ from specbench.cases import Case, CommitCase, CommitRound, GenerationCase, Pertu
 from specbench.subjects import Subject
 
 MAX_DRAFTS = 64
-# Rising, so that a smaller draw is a smaller tree and shrinking gets there; ordinary sizes stand four times.
-SIZES = (*range(7), *(size for size in range(7, 23) for _ in range(4)), *range(24, MAX_DRAFTS + 1, 2))
-
-SHAPES = ("ragged", "ragged", "ragged", "deep", "deep", "kary", "kary", "chain", "star")
+# Hypothesis mutates a case by copying some of its draws over others of the same strategy, and drops what comes out longer
+# than it was. Sizes are therefore sampled (no token id is ever copied over one), and nothing is drawn by `lists`, where a
+# copy shifts all that follows: both made most trees tiny. Rising, so that a smaller draw is a smaller case.
+SIZES = (*range(7), *(size for size in range(7, 23) for _ in range(4)), *range(24, MAX_DRAFTS + 1, 4))
+PROMPT_LENGTHS = (*(length for length in range(1, 13) for _ in range(4)), *range(14, 41, 2))
+SHAPES = (*("ragged",) * 3, *("deep",) * 2, *("kary",) * 2, "chain", "star")
 
 Draw = Callable[..., Any]
 
@@ -29,8 +31,6 @@ def parents_lists(draw: Draw, *, min_drafts: int = 0, max_drafts: int = MAX_DRAF
     """Parents of a tree with root: ragged, chain, star, full k-ary, or a comb. Grown node by node."""
     shape = draw(st.sampled_from(SHAPES), label="shape")
     sizes = [size for size in SIZES if min_drafts <= size <= max_drafts]
-    # Not an index by st.integers: Hypothesis mutates a case by copying draws between equal strategies, and token ids,
-    # which are small, would become sizes.
     num_drafts = draw(st.sampled_from(sizes), label="drafts")
     width = draw(st.integers(2, 4), label="width") if shape == "kary" else 0
     parents = [-1]
@@ -56,10 +56,13 @@ def trees(
     return (root, *tokens), parents
 
 
-def prompts(vocab_size: int) -> st.SearchStrategy[tuple[int, ...]]:
+@st.composite
+def prompts(draw: Draw, vocab_size: int) -> tuple[int, ...]:
     """1 to 12 tokens, now and then up to 40."""
-    token = st.integers(0, vocab_size - 1)
-    return st.one_of(st.lists(token, min_size=1, max_size=12), st.lists(token, min_size=1, max_size=40)).map(tuple)
+    return tuple(
+        draw(st.integers(0, vocab_size - 1), label=f"prompt {idx}")
+        for idx in range(draw(st.sampled_from(PROMPT_LENGTHS), label="prompt length"))
+    )
 
 
 @st.composite

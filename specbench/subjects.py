@@ -15,7 +15,7 @@ from specbench.cases import Case
 from specbench.clock import Clock
 from specbench.loading import EXPOSE, Target, TargetError, capabilities
 from specbench.models import find_model
-from specbench.own_bank import OwnBank
+from specbench.own_bank import OwnBank, TextSession
 from specbench.probe import Probe
 from specbench.profiles import Profile
 from specbench.protocols import Drafter, LanguageModel
@@ -62,7 +62,7 @@ class Subject:
         self.name = bank.name
         foreign = bank.from_checkpoint or (target.has_build_from and not target.has_build)
         self.exact = bank.exact and not foreign
-        self.noise_dtype = torch.float32 if bank.exact and foreign else bank.dtype
+        self.noise_dtype = torch.float32 if bank.exact and foreign else bank.noise_dtype
         self.used_prompts: set[str] = set()
         self._memory: dict[tuple[Any, ...], Any] = {}
         self._plain_texts: dict[tuple[int, tuple[int, ...], int], tuple[int, ...]] = {}
@@ -97,17 +97,20 @@ class Subject:
         model = self.bank.model(case.model)
         if isinstance(self.bank, OwnBank) and "tree" in self.has:
             return self.open(case)
-        if self.noise_dtype != self.bank.dtype and isinstance(model, LlamaModel):
+        if isinstance(self.bank, OwnBank) and self.bank.is_called:
+            plain = TextSession(model)
+            return Probe(plain, vocab_size=model.vocab_size, clock=self.clock, watchdog=self.watchdog)
+        if isinstance(model, LlamaModel) and self.noise_dtype != model.dtype:
             model = model.to(self.noise_dtype)
         return Probe(TreeSession(model), vocab_size=model.vocab_size, clock=self.clock, watchdog=self.watchdog)
 
-    def remember(self, key: tuple[Any, ...], make: Callable[[], Remembered]) -> Remembered:
+    def remember(self, key: tuple[Any, ...], make: Callable[[], Remembered], *, always: bool = False) -> Remembered:
         """What `make` returns, kept for later claims on a real model, where one forward costs what a thousand tiny
         ones do. Tiny models are asked afresh, so that every claim draws its own cases."""
-        if not self.bank.real:
+        if not (self.bank.real or always):
             return make()
         if key not in self._memory:
-            while len(self._memory) >= 24:
+            while len(self._memory) >= 40:
                 self._memory.pop(next(iter(self._memory)))
             self._memory[key] = make()
         return self._memory[key]
@@ -176,7 +179,7 @@ def make_subjects(
     banks: list[Bank | Unavailable]
     if target.has_build:
         tiny = [TinyBank(label, dtype, device=device) for label, dtype in DTYPES.items()]
-        banks = [tiny[0], *([HFBank()] if device == "cpu" else []), *tiny[1:]]
+        banks = [tiny[0], *([HFBank("sdpa"), HFBank("eager")] if device == "cpu" else []), *tiny[1:]]
         banks += _real_banks(model, profile.real_dtypes, device)
     elif target.has_build_from:
         banks = [TinyBank("fp64", torch.float64), TinyBank("fp32", torch.float32)]

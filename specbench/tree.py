@@ -173,7 +173,7 @@ class DraftTree:
         return DraftTree.of(tokens, self.parent_list)
 
     def draw(self, notes: dict[int, str] | None = None) -> str:
-        """The tree as text, one node a line, with an optional note beside a node, in column 14 or behind a long line."""
+        """The tree as text, one node a line, with an optional note beside a node: column 14, or behind a long line."""
         notes = notes or {}
         lines: list[str] = []
         todo = [

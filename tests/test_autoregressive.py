@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,27 +114,37 @@ def test_logits_of_a_node_are_the_last_row_of_its_text_forwarded_alone(name):
 # ---- generation
 
 
+def transformers_generate(folder: Path, prompt: list[int], max_new_tokens: int, **more: object) -> tuple[int, ...]:
+    twin = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    tokens = torch.tensor([prompt])
+    # An explicit mask: transformers would take a 0 in the prompt for padding.
+    out = twin.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        pad_token_id=0,
+        **more,
+    )
+    return tuple(out[0, len(prompt) :].tolist())
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_generation_equals_transformers_generate(seed, tmp_path):
     model = tiny_llama(CONFIG, seed=seed)
     model.save(tmp_path)
-    twin = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
     prompt = [seed, 7, 3, 22]
-    theirs = twin.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=40, pad_token_id=0)
-    assert generate(model, prompt, max_new_tokens=40).tokens == tuple(theirs[0, 4:].tolist())
+    assert generate(model, prompt, max_new_tokens=40).tokens == transformers_generate(tmp_path, prompt, 40)
 
 
 def test_generation_stops_where_transformers_does(tmp_path):
     model = tiny_llama(CONFIG, seed=0)
     model.save(tmp_path)
-    twin = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
     plain = generate(model, [1, 2], max_new_tokens=20).tokens
-    eos = {plain[9], plain[14]}
-    theirs = twin.generate(
-        torch.tensor([[1, 2]]), do_sample=False, max_new_tokens=20, eos_token_id=list(eos), pad_token_id=0
-    )
+    eos = [plain[9], plain[14]]
+    theirs = transformers_generate(tmp_path, [1, 2], 20, eos_token_id=eos)
     ours = generate(model, [1, 2], max_new_tokens=20, stop=Stop(tuple(eos)))
-    assert (ours.tokens, ours.finish_reason) == (tuple(theirs[0, 2:].tolist()), "eos")
+    assert (ours.tokens, ours.finish_reason) == (theirs, "eos")
 
 
 def test_generation_is_the_argmax_of_a_whole_forward_each_time():

@@ -253,4 +253,4 @@ def test_a_cache_filled_by_a_forward_has_the_rows_of_its_taps(kind):
 
 
 def test_cache_kinds_are_found_by_name():
-    assert CACHES == {"contiguous": ContiguousCache, "preallocated": PreallocatedCache}
+    assert (CACHES["contiguous"], CACHES["preallocated"]) == (ContiguousCache, PreallocatedCache)

@@ -150,4 +150,4 @@ def test_both_layouts_leave_the_same_keys_and_values_for_every_node(tree):
 
 
 def test_layouts_are_found_by_name():
-    assert LAYOUTS == {"tree_mask": flatten_tree_mask, "path_batch": flatten_path_batch}
+    assert (LAYOUTS["tree_mask"], LAYOUTS["path_batch"]) == (flatten_tree_mask, flatten_path_batch)

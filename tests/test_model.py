@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers import LlamaConfig as HFLlamaConfig
 from transformers.models.llama import modeling_llama
 
+from specbench.reference.hf import HFModel
 from specbench.reference.layouts import flatten_causal, flatten_tree_mask
 from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
 from specbench.tree import DraftTree
@@ -382,3 +383,10 @@ def test_an_unknown_cache_kind_is_refused_with_the_known_ones():
     message = "cache kind 'paged' is unknown: choose one of contiguous, preallocated"
     with pytest.raises(ValueError, match=f"^{message}$"):
         tiny_llama(GROUPED, seed=1).new_cache("paged")
+
+
+def test_a_cache_that_this_forward_cannot_fill_is_refused():
+    message = "cache is a HFCache, must be one of reference.kv_cache: use new_cache()"
+    cache = HFModel.tiny("llama", seed=0, dtype=torch.float64).new_cache()
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        tiny_llama(GROUPED, seed=1).forward(flatten_causal([1], 0), cache)

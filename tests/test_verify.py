@@ -71,7 +71,7 @@ def test_nan_logits_are_refused_with_where_to_look(row):
 def test_a_walk_over_nan_logits_is_refused():
     logits = rows([1, 0], 2)
     logits[1, 0] = math.nan
-    with pytest.raises(ValueError, match="^target logits hold NaN"):
+    with pytest.raises(ValueError, match=r"^target logits hold NaN"):
         greedy_walk(chain([0, 1]), logits)
 
 
@@ -186,7 +186,7 @@ def emitted_tokens(tree: DraftTree, result: VerifyResult) -> list[int]:
 
 
 def plain_walk(texts: list[tuple[int, ...]], winners: list[int]) -> list[int]:
-    """Decode from the root's text as long as the text is one whose next token is known: the definition, with no tree."""
+    """Decode from the root's text while the text is one whose next token is known: the definition, with no tree."""
     next_token = dict(zip(texts, winners, strict=True))
     text = texts[0]
     while text in next_token:
@@ -315,5 +315,5 @@ def test_a_threshold_that_is_no_probability_is_refused(threshold):
 
 
 def test_the_threshold_walk_refuses_nan_logits():
-    with pytest.raises(ValueError, match="^target logits hold NaN"):
+    with pytest.raises(ValueError, match=r"^target logits hold NaN"):
         threshold_walk(0.3)(chain([0, 1]), torch.full((2, 2), math.nan))

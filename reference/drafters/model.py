@@ -63,6 +63,7 @@ class ModelDrafter:
                 break
             num_common += 1
         self._session.truncate(num_common)
+        self._cached = self._cached[:num_common]  # true even when the next line raises
         self._session.extend(tokens[num_common:])
         self._cached = list(tokens)
 

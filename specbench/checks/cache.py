@@ -6,14 +6,16 @@ from torch import Tensor
 
 from specbench import claims
 from specbench.cases import Case, CommitCase
-from specbench.checks.noise import logits_bound, plain_kv
+from specbench.checks.noise import cache_bounds, logits_bound, plain_kv
 from specbench.checks.tree import raise_if_logits_differ
 from specbench.claims import Facts, Violation
-from specbench.compare import Bound, exact_bound, max_error, measured_bound, row_errors, scale_of
+from specbench.compare import Bound, compare_rows, max_error
 from specbench.probe import Probe
 from specbench.record import ClaimRecord
+from specbench.reference.autoregressive import NodeScores
 from specbench.subjects import NotTested, Subject
 from specbench.tree import DraftTree, root_only
+from specbench.types import LayerTap
 
 
 def check_commit(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -95,23 +97,26 @@ def _compare_cache(
     _compare_length(violation, probe, len(committed), tree, when)
     if not committed:
         return
-    oracle = [(layer.k, layer.v) for layer in subject.score_text(case, committed).layers]
-    plain = oracle if subject.exact and oracle else plain_kv(subject, case, committed, num_layers=_num_layers(probe))
-    for layer, wanted in enumerate(oracle or plain):
-        for name, actual, expected, usual in zip("kv", probe.kv(layer), wanted, plain[layer], strict=True):
-            assert expected is not None and usual is not None
-            _compare_rows(
-                violation, subject, f"layer {layer} {name}", actual, expected, usual, record, tree, path, when
-            )
+    oracle = subject.score_text(case, committed)
+    if not oracle.layers:  # the target's own model shows logits only: its own one-by-one forward fills the cache
+        if not subject.exact:
+            raise NotTested("name a `checkpoint`, or offer build(model, drafter), so that cache rows have an oracle")
+        own = plain_kv(subject, case, committed, num_layers=int(probe.adapter.num_layers))
+        oracle = NodeScores(oracle.logits, tuple(LayerTap(k=k, v=v) for k, v in own))
+    bounds = cache_bounds(subject, case, committed, oracle)
+    for layer, right in enumerate(oracle.layers):
+        for name, actual, expected in zip("kv", probe.kv(layer), (right.k, right.v), strict=True):
+            assert expected is not None
+            what = f"layer {layer} {name}"
+            _compare_rows(violation, what, actual, expected, bounds[layer][name], record, tree, path, when)
 
 
 def _compare_rows(
     violation: type[Violation],
-    subject: Subject,
     what: str,
     actual: Tensor,
     expected: Tensor,
-    usual: Tensor,
+    bound: Bound,
     record: ClaimRecord,
     tree: DraftTree,
     path: list[int],
@@ -120,21 +125,20 @@ def _compare_rows(
     if actual.shape != expected.shape:
         wanted, got = list(expected.shape), list(actual.shape)
         raise violation(Facts(f"{what} has shape {got}{when}, must be {wanted}", str(wanted), str(got), tree=tree))
-    bound = _kv_bound(subject, expected, usual)
-    errors = row_errors(actual, expected, row_dim=1)
-    record.note_share(max(errors) / bound.value)
-    if max(errors) <= bound.value:
+    rows = compare_rows(actual, expected, bound, row_dim=1)
+    record.note_share(rows.share)
+    if not rows.wrong:
         return
-    row = next(idx for idx, error in enumerate(errors) if error > bound.value)
+    row, error = next(iter(rows.wrong.items()))
     first_committed = actual.shape[1] - 1 - len(path)  # the root's row; the path's rows follow
     notes = {0: "root"} | dict.fromkeys(path, "committed")
     if row >= first_committed and path:
         notes[[0, *path][row - first_committed]] = f"its row is wrong <- row {row}"
     raise violation(
         Facts(
-            headline=f"{what}, row {row} is off by {errors[row]:.2g}{when}",
+            headline=f"{what}, row {row} is off by {error:.2g}{when}",
             expected=f"within {bound}",
-            actual=f"off by {errors[row]:.2g}; {_looks_like(actual, expected, row, bound)}",
+            actual=f"off by {error:.2g}; {_looks_like(actual, expected, row, bound)}",
             tree=tree,
             notes=notes,
         )
@@ -147,13 +151,6 @@ def _looks_like(actual: Tensor, expected: Tensor, row: int, bound: Bound) -> str
         if max_error(actual[:, row], expected[:, other]) <= bound.value:
             return f"it holds what belongs in row {other}"
     return "it holds no committed token's values"
-
-
-def _kv_bound(subject: Subject, expected: Tensor, usual: Tensor) -> Bound:
-    scale = scale_of(expected)
-    if subject.exact:
-        return exact_bound(scale)
-    return measured_bound(max_error(usual, expected), scale, subject.bank.dtype)
 
 
 def _compare_next_logits(
@@ -169,10 +166,3 @@ def _compare_next_logits(
     expected = subject.score(case, context[:-1], tree).logits
     bound = logits_bound(subject, case, context[:-1], tree, expected)
     raise_if_logits_differ(violation, tree, actual, expected, bound, record, when=" in the next round")
-
-
-def _num_layers(probe: Probe) -> int:
-    num_layers = getattr(probe.adapter, "num_layers", None)
-    if not isinstance(num_layers, int):
-        raise NotTested("give the target `num_layers`, so that kv(layer) can be asked for each layer")
-    return num_layers

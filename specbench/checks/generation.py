@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from specbench import claims
 from specbench.cases import Case, GenerationCase
-from specbench.checks.noise import plain_over_text
+from specbench.checks.noise import token_bound
 from specbench.claims import Facts, Violation
-from specbench.compare import Bound, exact_bound, first_difference, max_error, measured_bound, regret, scale_of
+from specbench.compare import first_difference, regret
 from specbench.counting import CountingModel
 from specbench.probe import Probe
 from specbench.protocols import Drafter
@@ -90,7 +88,7 @@ def check_eos(subject: Subject, case: Case, record: ClaimRecord) -> None:
     tokens = generation.tokens
     if eos in tokens[:-1]:
         idx = tokens.index(eos)
-        facts = _token_facts(f"output goes on after end token {eos} at token {idx}", expected, generation)
+        facts = _token_facts(f"output goes on after end token {eos} at token {idx}", expected, generation, at=idx)
         raise claims.EosMismatch(facts)
     if len(tokens) < case.max_new_tokens and (not tokens or tokens[-1] != eos):
         facts = _token_facts(f"output stops after {len(tokens)} tokens without end token {eos}", expected, generation)
@@ -121,6 +119,13 @@ def check_rows(subject: Subject, case: Case, record: ClaimRecord) -> None:
     generation = probe.generate(case.prompt, max_new_tokens=case.max_new_tokens)
     rounds = _rounds(generation, case)
     record.num_rounds += len(rounds)
+    record.note_layout(
+        case.layout,
+        rounds=len(rounds),
+        rows=sum(one.num_rows for one in rounds),
+        mask_bytes=sum(one.mask_bytes for one in rounds),
+        kv_bytes=sum(one.kv_bytes for one in rounds),
+    )
     prefill = len(case.prompt) - 1
     expected = ([prefill] if prefill and rounds else []) + [_rows_needed(one, case.layout) for one in rounds]
     if model.rows != expected and not (not rounds and model.rows in ([], [prefill])):
@@ -181,7 +186,7 @@ def judge_tokens(
     differing = [idx for idx, token in enumerate(tokens) if argmax_lowest(oracle[idx]) != token]
     if not differing:
         return
-    bound = _token_bound(subject, case, tokens, oracle)
+    bound = token_bound(subject, case, case.prompt, tokens, oracle)
     for idx in differing:
         margin = regret(oracle[idx], tokens[idx])
         if margin > bound.value:
@@ -227,15 +232,6 @@ def make_drafter(subject: Subject, case: GenerationCase) -> Drafter | None:
 def _generate(subject: Subject, case: GenerationCase, stop: Stop) -> tuple[Probe, Generation]:
     probe = subject.open(case, drafter=make_drafter(subject, case))
     return probe, probe.generate(case.prompt, max_new_tokens=case.max_new_tokens, stop=stop)
-
-
-def _token_bound(subject: Subject, case: GenerationCase, tokens: tuple[int, ...], oracle: Tensor) -> Bound:
-    """The margin below which two tokens count as tied."""
-    if subject.exact:
-        return exact_bound(scale_of(oracle))
-    text = [*case.prompt, *tokens]
-    plain = plain_over_text(subject, case, text[:-1], num_prefilled=len(case.prompt) - 1)
-    return measured_bound(max_error(plain.logits, oracle), scale_of(oracle), subject.bank.dtype)
 
 
 def _rounds(generation: Generation, case: GenerationCase) -> tuple[Round, ...]:

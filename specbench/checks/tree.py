@@ -12,7 +12,7 @@ from specbench import claims
 from specbench.cases import Case, PerturbedCase, TreeCase
 from specbench.checks.noise import LAYER_FIELDS, layer_bounds, logits_bound
 from specbench.claims import Facts, Misbehaviour
-from specbench.compare import Bound, max_error, row_errors, scale_of
+from specbench.compare import Bound, compare_rows, max_error, row_errors, scale_of
 from specbench.probe import Probe
 from specbench.record import ClaimRecord
 from specbench.subjects import NotTested, Subject
@@ -66,7 +66,7 @@ def check_attention_weights(subject: Subject, case: Case, record: ClaimRecord) -
     windows = getattr(subject.bank.model(case.model), "layer_windows", None)
     if not any(layer.attention_weights is not None for layer in taps.layers):
         raise NotTested("fill taps.layers[i].attention_weights [Hq, M, P+M] in forward_tree")
-    eps = torch.finfo(subject.bank.dtype).eps
+    eps = torch.finfo(subject.noise_dtype).eps
     for idx, layer in enumerate(taps.layers):
         if layer.attention_weights is None:
             continue
@@ -119,21 +119,17 @@ def check_layers(subject: Subject, case: Case, record: ClaimRecord) -> None:
             expected = getattr(right, name).index_select(row_dim, torch.tensor(node_of_row))
             _same_shape(f"taps.layers[{layer}].{name}", actual, expected)
             bound = bounds[layer][name]
-            errors = row_errors(actual, expected, row_dim=row_dim)
-            record.note_share(max(errors) / bound.value)
-            if max(errors) > bound.value:
-                row = next(idx for idx, error in enumerate(errors) if error > bound.value)
+            rows = compare_rows(actual, expected, bound, row_dim=row_dim)
+            record.note_share(rows.share)
+            if rows.wrong:
+                row, error = next(iter(rows.wrong.items()))
                 raise claims.LayerMismatch(
                     Facts(
-                        headline=f"layer {layer} {name} of node {node_of_row[row]} is off by {errors[row]:.2g}",
+                        headline=f"layer {layer} {name} of node {node_of_row[row]} is off by {error:.2g}",
                         expected=f"within {bound}",
-                        actual=f"off by {errors[row]:.2g}",
+                        actual=f"off by {error:.2g}",
                         tree=tree,
-                        notes={
-                            node_of_row[idx]: f"off by {error:.2g}"
-                            for idx, error in enumerate(errors)
-                            if error > bound.value
-                        },
+                        notes={node_of_row[one]: f"off by {size:.2g}" for one, size in rows.wrong.items()},
                     )
                 )
     if not num_compared:
@@ -214,17 +210,17 @@ def raise_if_logits_differ(
     when: str = "",
 ) -> None:
     """Shared by the claims that end in a comparison of tree logits with the oracle's."""
-    errors = row_errors(actual, expected, row_dim=0)
-    record.note_share(max(errors) / bound.value)
-    wrong = [node for node, error in enumerate(errors) if error > bound.value]
-    if wrong:
+    rows = compare_rows(actual, expected, bound, row_dim=0)
+    record.note_share(rows.share)
+    if rows.wrong:
+        node, error = next(iter(rows.wrong.items()))
         raise violation(
             Facts(
-                headline=f"logits of node {wrong[0]} are off by {errors[wrong[0]]:.2g}{when}",
+                headline=f"logits of node {node} are off by {error:.2g}{when}",
                 expected=f"within {bound}",
-                actual=f"off by {errors[wrong[0]]:.2g}",
+                actual=f"off by {error:.2g}",
                 tree=tree,
-                notes={node: f"off by {errors[node]:.2g}" for node in wrong},
+                notes={one: f"off by {size:.2g}" for one, size in rows.wrong.items()},
             )
         )
 
@@ -293,10 +289,12 @@ def _visibility_facts(
     parts += [f"misses node {one} (on its path)" for one in missing[:1]]
     parts += [f"misses prefix row {one}" for one in hidden[:1]]
     notes = dict.fromkeys(extra, "seen, must not be") | dict.fromkeys(missing, "missed")
+    prefix = f"prefix 0..{prefix_len - 1}" if prefix_len else ""
+    lost = f" without {hidden}" if hidden else ""
     return Facts(
         headline=f"node {node} {' and '.join(parts)}",
-        expected=f"prefix 0..{prefix_len - 1} and nodes {wanted}" if prefix_len else f"nodes {wanted}",
-        actual=f"nodes {seen}" + (f", prefix without {hidden}" if hidden else ""),
+        expected=f"{prefix} and nodes {wanted}" if prefix else f"nodes {wanted}",
+        actual=f"{prefix}{lost} and nodes {seen}" if prefix else f"nodes {seen}",
         source="the node's ancestors, walked along parents",
         tree=tree,
         notes={node: "this row", **notes},
