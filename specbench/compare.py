@@ -30,10 +30,9 @@ def exact_bound(scale: float) -> Bound:
 
 def measured_bound(plain_error: float, scale: float, dtype: torch.dtype, *, pooled: bool = False) -> Bound:
     """Twice the error of plain decoding in this dtype against fp64, pooled over the case, plus 4 eps x scale."""
-    eps = torch.finfo(dtype).eps
-    return Bound(
-        2.0 * plain_error + 4.0 * eps * scale, "2 x plain decoding's own error + 4 eps x scale, measured", pooled
-    )
+    numbers = torch.finfo(dtype)
+    allowed = max(2.0 * plain_error + 4.0 * numbers.eps * scale, numbers.tiny)  # never 0: it is divided by
+    return Bound(allowed, "2 x plain decoding's own error + 4 eps x scale, measured", pooled)
 
 
 def max_error(actual: Tensor, expected: Tensor) -> float:

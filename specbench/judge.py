@@ -29,9 +29,14 @@ from specbench.loading import Target, TargetError
 from specbench.models import DEFAULT_MODEL
 from specbench.profiles import Profile
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, ClaimRecord, RunRecord, share_sentence
+from specbench.reduce import reduce_case
 from specbench.strategies import case_kind, strategy_for
 from specbench.subjects import NotTested, Subject, Unavailable, make_subjects
 from specbench.watchdog import Watchdog
+
+# Cases tried while a failure is made smaller; on a real model each costs seconds.
+MAX_CHECKS = 400
+MAX_CHECKS_REAL = 10
 
 
 class Failed(Exception):
@@ -188,6 +193,7 @@ class RunSession:
         record.note_case(nodes=case.num_drafts, rounds=rounds)
 
     def _fail(self, violation: Violation, claim: Claim, subject: Subject, case: Case, record: ClaimRecord) -> None:
+        case, violation = self._reduced(violation, claim, subject, case)
         replay = f"{claim.id}@{subject.name}@{encode(case)}"
         words = ["specbench", "check", *([] if self.target.is_reference else [self.target.name]), "--replay", replay]
         if subject.bank.real and self.model != DEFAULT_MODEL:
@@ -197,6 +203,26 @@ class RunSession:
         record.verdict, record.message, record.replay = BUG, text, replay
         record.shrunk_drafts = case.num_drafts
         raise Failed(text) from None
+
+    def _reduced(self, violation: Violation, claim: Claim, subject: Subject, case: Case) -> tuple[Case, Violation]:
+        """The smallest case that fails in the same way, and how it fails."""
+        found = {case: violation}
+
+        def fails(smaller: Case) -> bool:
+            if not _fits(smaller, subject):
+                return False
+            try:
+                self._check(claim, subject, smaller, ClaimRecord(claim.id, subject.name))
+            except Violation as same:
+                found[smaller] = same
+                return type(same) is type(violation)
+            except NotTested:
+                pass
+            return False
+
+        max_checks = MAX_CHECKS_REAL if subject.bank.real else MAX_CHECKS
+        smallest = reduce_case(case, fails, max_checks=max_checks)
+        return smallest, found[smallest]
 
     def _settle(self, record: ClaimRecord, subject: Subject) -> None:
         """EQUAL or NOISE, and what the table adds in words."""
@@ -236,6 +262,14 @@ def parse_replay(text: str) -> tuple[str, str, Case]:
         wanted, given = case_kind(parts[0]).__name__, type(case).__name__
         raise ValueError(f"replay string: {parts[0]} is judged on a {wanted}, this is a {given}")
     return parts[0], parts[1], case
+
+
+def _fits(case: Case, subject: Subject) -> bool:
+    try:
+        _check_fits(case, subject)
+    except Failed:
+        return False
+    return True
 
 
 def _check_fits(case: Case, subject: Subject) -> None:

@@ -138,7 +138,7 @@ def check_signature(adapter: Any, method: str, name: str) -> None:
 def _load_file(path: Path, name: str) -> Any:
     if not path.is_file():
         others = [str(one) for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise TargetError(f"target {name!r}: there is no file {path}{_near(str(path), others)}")
+        raise TargetError(f"target {name!r}: there is no file {path}{_near(str(path), others, holder='the folder')}")
     spec = importlib.util.spec_from_file_location(f"specbench_target_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -178,12 +178,12 @@ def _siblings(place: str) -> list[str]:
     return [one.name for one in pkgutil.iter_modules(paths)]
 
 
-def _near(word: str, known: list[str]) -> str:
+def _near(word: str, known: list[str], *, holder: str = "it") -> str:
     matches = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
     if matches:
         return f"; did you mean {' or '.join(matches)}?"
     if 0 < len(known) <= 12:
-        return f"; it has {', '.join(sorted(known))}"
+        return f"; {holder} has {', '.join(sorted(known))}"
     return ""
 
 

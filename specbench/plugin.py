@@ -89,7 +89,7 @@ def _required_claims(text: str) -> list[str]:
         else:
             found = fnmatch.filter(CLAIMS, word)
         if not found:
-            near = difflib.get_close_matches(word, CLAIMS, n=3)
+            near = difflib.get_close_matches(word, CLAIMS, n=3, cutoff=0.75)
             levels = sorted({claim.level for claim in CLAIMS.values()})
             hint = f"did you mean {' or '.join(near)}?" if near else f"claims: {', '.join(CLAIMS)}; levels: {levels}"
             raise pytest.UsageError(f"--specbench-require: no claim or level {word!r}; {hint}")

@@ -131,9 +131,7 @@ BAD = {
     "TreeCase,prompt=3..4": "replay string: prompt holds '', must be a whole number",
     "TreeCase,prompt=3.x": "replay string: prompt holds 'x', must be a whole number",
     "TreeCase,prompt=1234567890123": "replay string: prompt holds '1234567890123', must be a whole number",
-    "TreeCase,layout=Tree": (
-        "replay string: layout = 'Tree' must be a word of lower-case letters and underscores"
-    ),
+    "TreeCase,layout=Tree": ("replay string: layout = 'Tree' must be a word of lower-case letters and underscores"),
     "TreeCase,cache=": "replay string: cache = '' must be a word of lower-case letters and underscores",
     "TreeCase,prompt=": "replay string: prompt must hold at least one token id >= 0",
     "TreeCase,prompt=-3": "replay string: prompt must hold at least one token id >= 0",
@@ -163,9 +161,7 @@ BAD = {
     ),
     "WalkCase,tokens=5,vocab_size=3": "replay string: tokens = 5 must be >= 0 and < 3 (a token id)",
     "GenerationCase,max_new_tokens=-1": "replay string: max_new_tokens = -1 must be >= 0 and < 100000 (a length)",
-    "GenerationCase,eos_idx=-2": (
-        "replay string: eos_idx = -2 must be >= -1 and < 100000 (an index, or -1 for none)"
-    ),
+    "GenerationCase,eos_idx=-2": ("replay string: eos_idx = -2 must be >= -1 and < 100000 (an index, or -1 for none)"),
     "GenerationCase,drafter=medusa": f"replay string: drafter = 'medusa' must be one of {', '.join(DRAFTERS)}",
 }
 
