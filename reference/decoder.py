@@ -89,6 +89,8 @@ class Decoder(TreeSession):
         assert flat is not None
         result = self.steps.walk(tree, target_logits)
         emission = self.steps.emit(tree, result, stop=stop, num_remaining=num_remaining)
+        if not 1 <= len(emission.tokens) <= num_remaining:
+            raise ValueError(f"a round emitted {len(emission.tokens)} tokens, must emit 1 to {num_remaining}")
         # A stop rule may have cut the path; the last emitted token is the next root and stays uncached.
         self.commit(result.path[: len(emission.tokens) - 1])
         record = Round(

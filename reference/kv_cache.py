@@ -7,7 +7,7 @@ register in `CACHES`. Nothing here knows trees: whoever commits names rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from specbench.protocols import Cache
 
 
-@runtime_checkable
 class AppendableCache(Cache, Protocol):
     """A cache that a written-out forward fills by itself; transformers fills its own."""
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -76,7 +77,7 @@ class LlamaModel:
     def device(self) -> torch.device:
         return self._embedding.device
 
-    def to(self, dtype: torch.dtype, device: str = "cpu") -> LlamaModel:
+    def to(self, dtype: torch.dtype, device: str | torch.device | None = None) -> LlamaModel:
         """The same weights rounded to (or widened to) another dtype."""
         weights = {key: one.to(device=device, dtype=dtype) for key, one in self._weights.items()}
         return LlamaModel(self.config, weights, name=self.name)
@@ -103,13 +104,14 @@ class LlamaModel:
     @torch.no_grad()
     def forward(self, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
         """The M rows of `flat` behind the cache, which grows by M rows. Returns float [M, V]."""
-        if not isinstance(cache, AppendableCache):
+        if not hasattr(cache, "append"):
             raise ValueError(f"cache is a {type(cache).__name__}, must be one of reference.kv_cache: use new_cache()")
+        appendable = cast(AppendableCache, cache)
         prefix_len = cache.length
         mask = torch.cat([torch.ones(flat.num_rows, prefix_len, dtype=torch.bool), flat.mask], dim=1)  # [M, P+M]
         if taps is not None:
             taps.node_of_row, taps.position_ids, taps.mask = flat.node_of_row, flat.position_ids, mask
-        hidden = self._hidden_states(flat.tokens[None], flat.position_ids, mask.to(self.device), cache, taps)
+        hidden = self._hidden_states(flat.tokens[None], flat.position_ids, mask.to(self.device), appendable, taps)
         return hidden[0] @ self._head.T
 
     @torch.no_grad()

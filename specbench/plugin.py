@@ -241,7 +241,8 @@ def _required_but_untested(config: pytest.Config) -> list[str]:
     if config.option.collectonly:
         return []
     run = config.stash[SESSION].run if SESSION in config.stash else None
-    return [one for one in dict.fromkeys(config.stash[REQUIRED]) if run is None or run.verdict_of(one) == NOT_TESTED]
+    required: list[str] = config.stash[REQUIRED]
+    return [one for one in dict.fromkeys(required) if run is None or run.verdict_of(one) == NOT_TESTED]
 
 
 def _summary(config: pytest.Config, run: RunRecord) -> list[str]:

@@ -30,7 +30,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.banks", "specbench.failures", "specbench.ledger", "specbench.loading", "specbench.probe"),
     ("specbench.own_bank",),
     ("specbench.subjects",),
-    ("specbench.adversaries", "specbench.checks", "specbench.fixed", "specbench.replay", "specbench.strategies"),
+    (
+        "specbench.adversaries",
+        "specbench.checks",
+        "specbench.fixed",
+        "specbench.reduce",
+        "specbench.replay",
+        "specbench.strategies",
+    ),
     ("specbench.judge",),
     ("specbench.cli", "specbench.plugin", "specbench.reports", "specbench.suites"),
 )

@@ -92,7 +92,9 @@ def usage_error(ran: Ran, sentence: str) -> None:
     """Exit code 4, the sentence alone, nothing judged."""
     assert [line for line in ran.lines if line.startswith("ERROR")] == [f"ERROR: {sentence}"], ran.out
     rest = ran.out.replace(sentence, "")
-    assert not [word for word in ("Traceback", "INTERNALERROR", "Error: ", ".py:") if word in rest.replace(str(WRONG), "")]
+    assert not [
+        word for word in ("Traceback", "INTERNALERROR", "Error: ", ".py:") if word in rest.replace(str(WRONG), "")
+    ]
     assert (ran.code, ran.run) == (4, None)
 
 
@@ -299,7 +301,9 @@ def test_another_seed_draws_other_cases_in_ci() -> None:
 
 
 def test_the_seed_is_printed_with_the_option_that_repeats_it() -> None:
-    assert f"specbench 0.1.0   target {FAULT}   profile quick   seed 9 (repeat with --hypothesis-seed=9)" in leak().lines
+    assert (
+        f"specbench 0.1.0   target {FAULT}   profile quick   seed 9 (repeat with --hypothesis-seed=9)" in leak().lines
+    )
 
 
 # elsewhere
