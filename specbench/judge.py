@@ -138,15 +138,18 @@ class RunSession:
             self._check_drawn(claim, subject, record)
         else:
             self.run.prompts = sorted({*self.run.prompts, *subject.used_prompts})
-            self._check_all(claim, subject, cases, record)
+            # A replay shows the very case it was given, however it came to be.
+            self._check_all(claim, subject, cases, record, reduce=only is None)
         self._settle(record, subject)
 
-    def _check_all(self, claim: Claim, subject: Subject, cases: list[Case], record: ClaimRecord) -> None:
+    def _check_all(
+        self, claim: Claim, subject: Subject, cases: list[Case], record: ClaimRecord, *, reduce: bool
+    ) -> None:
         for case in cases:
             try:
                 self._check(claim, subject, case, record)
             except Violation as violation:
-                self._fail(violation, claim, subject, case, record)
+                self._fail(violation, claim, subject, case, record, reduce=reduce)
 
     def _check_drawn(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:
         failing: list[Case] = []
@@ -192,8 +195,18 @@ class RunSession:
         rounds = 0 if isinstance(case, GenerationCase) else case.num_rounds
         record.note_case(nodes=case.num_drafts, rounds=rounds)
 
-    def _fail(self, violation: Violation, claim: Claim, subject: Subject, case: Case, record: ClaimRecord) -> None:
-        case, violation = self._reduced(violation, claim, subject, case)
+    def _fail(
+        self,
+        violation: Violation,
+        claim: Claim,
+        subject: Subject,
+        case: Case,
+        record: ClaimRecord,
+        *,
+        reduce: bool = True,
+    ) -> None:
+        if reduce:
+            case, violation = self._reduced(violation, claim, subject, case)
         replay = f"{claim.id}@{subject.name}@{encode(case)}"
         words = ["specbench", "check", *([] if self.target.is_reference else [self.target.name]), "--replay", replay]
         if subject.bank.real and self.model != DEFAULT_MODEL:

@@ -57,7 +57,7 @@ EXPOSE = {
     "generate": "give the target generate(prompt, *, max_new_tokens, sampling, stop, seed) (level 1)",
     "verify": "give the target verify(tree, target_logits, *, sampling, coins) (level 2)",
     "tree": "give the target prefill, forward_tree, commit, truncate and cache_len (level 3)",
-    "kv": "give the target kv(layer) -> (keys, values), each [Hkv, cache_len, D] (level 3)",
+    "kv": "give the target kv(layer) -> (keys, values), each [Hkv, cache_len, D], and an int num_layers (level 3)",
     "taps": "let forward_tree accept taps=None and fill the specbench.types.Taps it is given",
     "oracle": "give the target logits(tokens) -> [S, V], a `checkpoint` that transformers loads, or a build factory",
     "build": "give the target build(model, drafter), so that the harness can hand it models and drafters",
@@ -112,7 +112,7 @@ def capabilities(adapter: Any, name: str) -> frozenset[str]:
         if not hasattr(type(adapter), "cache_len") and not hasattr(adapter, "cache_len"):
             raise TargetError(f"target {name!r} has forward_tree but no `cache_len` property: add it (committed rows)")
         words.add("tree")
-        if "kv" in found:
+        if "kv" in found and isinstance(getattr(adapter, "num_layers", None), int):
             words.add("kv")
         if "taps" in inspect.signature(adapter.forward_tree).parameters:
             words.add("taps")

@@ -17,8 +17,8 @@ from specbench.subjects import Subject
 
 MAX_DRAFTS = 64
 # Hypothesis mutates a case by copying some of its draws over others of the same strategy, and drops what comes out
-# longer than it was. Sizes are therefore sampled (no token id is ever copied over one), and nothing is drawn by `lists`,
-# where a copy shifts all that follows: both made most trees tiny. Rising, so that a smaller draw is a smaller case.
+# longer than it was. Sizes are therefore sampled (no token id is ever copied over one), and nothing is drawn by
+# `lists`, where a copy shifts all that follows: both made many trees tiny. Rising, so that cases shrink.
 SIZES = (*range(7), *(size for size in range(7, 23) for _ in range(4)), *range(24, MAX_DRAFTS + 1, 4))
 PROMPT_LENGTHS = (*(length for length in range(1, 13) for _ in range(4)), *range(14, 41, 2))
 SHAPES = (*("ragged",) * 3, *("deep",) * 2, *("kary",) * 2, "chain", "star")

@@ -175,7 +175,11 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, 
 
 def as_token_ids(tokens: Sequence[int] | Tensor, *, argument: str, vocab_size: int | None = None) -> tuple[int, ...]:
     """Token ids as a tuple of ints; ValueError names `argument` and the first id outside `[0, vocab_size)`."""
-    ids = tuple(int(token) for token in (tokens.tolist() if isinstance(tokens, Tensor) else tokens))
+    values = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
+    for idx, value in enumerate(values):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise ValueError(f"{argument}[{idx}] = {value!r} must be an int (a token id)")
+    ids = tuple(int(value) for value in values)
     for idx, token in enumerate(ids):
         if token < 0 or (vocab_size is not None and token >= vocab_size):
             limit = "" if vocab_size is None else f" and < {vocab_size} (the vocabulary)"

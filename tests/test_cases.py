@@ -207,7 +207,8 @@ def test_any_string_gives_a_case_or_a_value_error(kind: str, fields: list[tuple[
     text = ",".join([kind, *(f"{name}={value}" for name, value in fields)])
     try:
         case = decode(text)
-    except ValueError as error:
-        assert re.match(r"replay string|tokens|parents", str(error))
+    except ValueError as refused:
+        sentence = str(refused)
     else:
-        assert decode(encode(case)) == case
+        sentence = "tokens" if decode(encode(case)) == case else "another case came back"
+    assert re.match(r"replay string|tokens|parents", sentence)

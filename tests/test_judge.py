@@ -81,8 +81,8 @@ def test_lossless_tokens_are_counted_and_their_share_told() -> None:
     record, _ = judged("reference", "greedy.lossless")
     total = record.num_tokens
     assert record.detail.startswith(f"{total} of {total} tokens equal (100 %), at least ")
-    assert record.detail.endswith("% at 95 % confidence: not enough tokens for 99.99 %; "
-                                  f"{record.num_cases} of {record.num_cases} generations identical to plain decoding")  # fmt: skip
+    clean = f"{record.num_cases} of {record.num_cases} generations identical to plain decoding"
+    assert f"% at 95 % confidence: not enough tokens for 99.99 %; {clean}" in record.detail
 
 
 def test_a_fault_is_a_bug_with_a_small_case_and_its_replay() -> None:
@@ -111,6 +111,13 @@ def test_a_replay_fails_with_the_same_text_in_another_run(fault: str, claim: str
     with pytest.raises(Failed) as failure:
         again.judge(claim, "tiny-fp64", only=parse_replay(record.replay)[2])
     assert str(failure.value) == text
+
+
+def test_a_replay_shows_the_case_it_was_given_though_a_smaller_one_would_fail_as_well() -> None:
+    text = "TreeCase,model=1,prompt=3.1,tokens=1.5.9.4,parents=-1.0.0.1"
+    with pytest.raises(Failed) as failure:
+        session("sibling_leak").judge("tree.mask", "tiny-fp64", only=decode(text))
+    assert str(failure.value).endswith(f"--replay tree.mask@tiny-fp64@{text}")
 
 
 def test_a_replay_on_a_right_target_is_one_equal_case() -> None:

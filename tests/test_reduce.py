@@ -74,7 +74,10 @@ def test_every_step_is_a_valid_case_that_weighs_less(case: Case) -> None:
 def test_a_tree_is_cut_down_to_the_two_nodes_that_matter() -> None:
     """Fails when two nodes with different parents stand at depth two: the cousin-leak condition, smallest with four."""
     case = TreeCase(
-        prompt=(3, 1, 2), tokens=(2, *range(1, 13)), parents=(-1, 0, 0, 0, 1, 1, 2, 2, 3, 4, 6, 10, 0), layout="path_batch"
+        prompt=(3, 1, 2),
+        tokens=(2, *range(1, 13)),
+        parents=(-1, 0, 0, 0, 1, 1, 2, 2, 3, 4, 6, 10, 0),
+        layout="path_batch",
     )
 
     def fails(one: Case) -> bool:

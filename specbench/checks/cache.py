@@ -1,6 +1,13 @@
-"""Claims about the cache between rounds: what a commit keeps, and that nothing rejected stays."""
+"""Claims about the cache between rounds: what a commit keeps, and that nothing rejected stays.
+
+A target may be its own oracle, so the oracle is asked for everything before the target's rounds begin: asking it
+between two of them would disturb the very cache that is judged.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -22,51 +29,98 @@ def check_commit(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """After every round: the length, then keys and values of every layer, equal plain decoding's over the committed
     tokens; after the last one also the next logits."""
     assert isinstance(case, CommitCase)
+    rounds = _planned(case)
+    caches = [_expected_cache(subject, case, one.after[:-1]) for one in rounds]
+    last = rounds[-1].after
+    next_logits = _expected_logits(subject, case, last[:-1], root_only(last[-1]))
     probe = subject.open(case)
-    context = list(case.prompt)
-    probe.prefill(context[:-1])
-    for number, (one, next_root) in enumerate(zip(case.rounds, case.next_roots, strict=True), start=1):
-        tree = DraftTree.of((context[-1], *one.tokens[1:]), one.parents)
-        path = tree.path_to(one.accept)[1:]
-        probe.forward_tree(tree)
-        probe.commit(path)
-        context += [*(tree.token_list[node] for node in path), next_root]
-        when = f" after round {number}"
-        _compare_cache(claims.CommitMismatch, subject, case, probe, context[:-1], record, tree, path, when)
-    _compare_next_logits(claims.CommitMismatch, subject, case, probe, context, root_only(context[-1]), record)
+    probe.prefill(case.prompt[:-1])
+    for one, cache in zip(rounds, caches, strict=True):
+        probe.forward_tree(one.tree)
+        probe.commit(one.path)
+        _compare_cache(claims.CommitMismatch, probe, cache, record, one.tree, one.path, f" after round {one.number}")
+    _compare_logits(claims.CommitMismatch, probe, next_logits, record, " in the next round")
 
 
 def check_rollback(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """A forward that is not committed leaves nothing; a rejection leaves only the root; after a cut the rows that are
     left are plain decoding's, and so are the logits of a tree behind them."""
     assert isinstance(case, CommitCase)
+    rounds = _planned(case)
+    logits = [_expected_logits(subject, case, one.before[:-1], one.tree) for one in rounds]
+    num_kept = max(0, len(rounds[-1].after) - 1 - case.cut)
+    kept = rounds[-1].after[: num_kept + 1]
+    tree = DraftTree.of((kept[-1], *case.rounds[0].tokens[1:]), case.rounds[0].parents)
+    cache = _expected_cache(subject, case, kept[:-1])
+    next_logits = _expected_logits(subject, case, kept[:-1], tree)
     probe = subject.open(case)
-    context = list(case.prompt)
-    probe.prefill(context[:-1])
-    for number, (one, next_root) in enumerate(zip(case.rounds, case.next_roots, strict=True), start=1):
-        tree = DraftTree.of((context[-1], *one.tokens[1:]), one.parents)
-        actual = probe.forward_tree(tree)
-        expected = subject.score(case, context[:-1], tree).logits
-        bound = logits_bound(subject, case, context[:-1], tree, expected)
-        when = f" in round {number}"
-        raise_if_logits_differ(claims.RollbackMismatch, tree, actual, expected, bound, record, when=when)
-        probe.truncate(len(context) - 1)
-        _compare_length(
-            claims.RollbackMismatch, probe, len(context) - 1, tree, " after dropping an uncommitted forward"
-        )
-        probe.forward_tree(tree)
-        path = tree.path_to(one.accept)[1:]
-        probe.commit(path)
-        context += [*(tree.token_list[node] for node in path), next_root]
-        _compare_length(claims.RollbackMismatch, probe, len(context) - 1, tree, f" after round {number}")
-    num_kept = max(0, len(context) - 1 - case.cut)
+    probe.prefill(case.prompt[:-1])
+    for one, expected in zip(rounds, logits, strict=True):
+        _compare_logits(claims.RollbackMismatch, probe, expected, record, f" in round {one.number}")
+        num_before = len(one.before) - 1
+        probe.truncate(num_before)
+        _compare_length(claims.RollbackMismatch, probe, num_before, one.tree, " after dropping an uncommitted forward")
+        probe.forward_tree(one.tree)
+        probe.commit(one.path)
+        _compare_length(claims.RollbackMismatch, probe, len(one.after) - 1, one.tree, f" after round {one.number}")
     probe.truncate(num_kept)
-    context = context[: num_kept + 1]
-    shape = case.rounds[0]
-    tree = DraftTree.of((context[-1], *shape.tokens[1:]), shape.parents)
-    when = f" after cutting back to {num_kept} rows"
-    _compare_cache(claims.RollbackMismatch, subject, case, probe, context[:-1], record, tree, [], when)
-    _compare_next_logits(claims.RollbackMismatch, subject, case, probe, context, tree, record)
+    _compare_cache(claims.RollbackMismatch, probe, cache, record, tree, [], f" after cutting back to {num_kept} rows")
+    _compare_logits(claims.RollbackMismatch, probe, next_logits, record, " in the next round")
+
+
+@dataclass(frozen=True)
+class _Round:
+    """before, after: all tokens, the root last, on both sides of the round. path: what it commits."""
+
+    number: int
+    tree: DraftTree
+    path: list[int]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _ExpectedCache:
+    committed: tuple[int, ...]
+    layers: tuple[LayerTap, ...]
+    bounds: list[dict[str, Bound]]
+
+
+@dataclass(frozen=True)
+class _ExpectedLogits:
+    tree: DraftTree
+    logits: Tensor
+    bound: Bound
+
+
+def _planned(case: CommitCase) -> list[_Round]:
+    rounds: list[_Round] = []
+    before = case.prompt
+    for number, (one, next_root) in enumerate(zip(case.rounds, case.next_roots, strict=True), start=1):
+        tree = DraftTree.of((before[-1], *one.tokens[1:]), one.parents)
+        path = tree.path_to(one.accept)[1:]
+        after = (*before, *(tree.token_list[node] for node in path), next_root)
+        rounds.append(_Round(number, tree, path, before, after))
+        before = after
+    return rounds
+
+
+def _expected_cache(subject: Subject, case: CommitCase, committed: tuple[int, ...]) -> _ExpectedCache:
+    if not committed:
+        return _ExpectedCache((), (), [])
+    oracle = subject.score_text(case, committed)
+    if not oracle.layers:  # the target's own model shows logits only: its own one-by-one forward fills the cache
+        if not subject.exact:
+            raise NotTested("name a `checkpoint`, or offer build(model, drafter), so that cache rows have an oracle")
+        num_layers = int(subject.open(case).adapter.num_layers)
+        own = plain_kv(subject, case, committed, num_layers=num_layers)
+        oracle = NodeScores(oracle.logits, tuple(LayerTap(k=k, v=v) for k, v in own))
+    return _ExpectedCache(committed, oracle.layers, cache_bounds(subject, case, committed, oracle))
+
+
+def _expected_logits(subject: Subject, case: CommitCase, prefix: Sequence[int], tree: DraftTree) -> _ExpectedLogits:
+    logits = subject.score(case, prefix, tree).logits
+    return _ExpectedLogits(tree, logits, logits_bound(subject, case, prefix, tree, logits))
 
 
 def _compare_length(violation: type[Violation], probe: Probe, expected: int, tree: DraftTree, when: str) -> None:
@@ -85,30 +139,19 @@ def _compare_length(violation: type[Violation], probe: Probe, expected: int, tre
 
 def _compare_cache(
     violation: type[Violation],
-    subject: Subject,
-    case: CommitCase,
     probe: Probe,
-    committed: list[int],
+    expected: _ExpectedCache,
     record: ClaimRecord,
     tree: DraftTree,
     path: list[int],
     when: str,
 ) -> None:
-    _compare_length(violation, probe, len(committed), tree, when)
-    if not committed:
-        return
-    oracle = subject.score_text(case, committed)
-    if not oracle.layers:  # the target's own model shows logits only: its own one-by-one forward fills the cache
-        if not subject.exact:
-            raise NotTested("name a `checkpoint`, or offer build(model, drafter), so that cache rows have an oracle")
-        own = plain_kv(subject, case, committed, num_layers=int(probe.adapter.num_layers))
-        oracle = NodeScores(oracle.logits, tuple(LayerTap(k=k, v=v) for k, v in own))
-    bounds = cache_bounds(subject, case, committed, oracle)
-    for layer, right in enumerate(oracle.layers):
-        for name, actual, expected in zip("kv", probe.kv(layer), (right.k, right.v), strict=True):
-            assert expected is not None
-            what = f"layer {layer} {name}"
-            _compare_rows(violation, what, actual, expected, bounds[layer][name], record, tree, path, when)
+    _compare_length(violation, probe, len(expected.committed), tree, when)
+    for layer, right in enumerate(expected.layers):
+        for name, actual, wanted in zip("kv", probe.kv(layer), (right.k, right.v), strict=True):
+            assert wanted is not None
+            what, bound = f"layer {layer} {name}", expected.bounds[layer][name]
+            _compare_rows(violation, what, actual, wanted, bound, record, tree, path, when)
 
 
 def _compare_rows(
@@ -153,16 +196,8 @@ def _looks_like(actual: Tensor, expected: Tensor, row: int, bound: Bound) -> str
     return "it holds no committed token's values"
 
 
-def _compare_next_logits(
-    violation: type[Violation],
-    subject: Subject,
-    case: CommitCase,
-    probe: Probe,
-    context: list[int],
-    tree: DraftTree,
-    record: ClaimRecord,
+def _compare_logits(
+    violation: type[Violation], probe: Probe, expected: _ExpectedLogits, record: ClaimRecord, when: str
 ) -> None:
-    actual = probe.forward_tree(tree)
-    expected = subject.score(case, context[:-1], tree).logits
-    bound = logits_bound(subject, case, context[:-1], tree, expected)
-    raise_if_logits_differ(violation, tree, actual, expected, bound, record, when=" in the next round")
+    actual = probe.forward_tree(expected.tree)
+    raise_if_logits_differ(violation, expected.tree, actual, expected.logits, expected.bound, record, when=when)
