@@ -21,7 +21,7 @@ from specbench.claims import CLAIMS
 from specbench.models import DEFAULT_MODEL
 from specbench.profiles import PROFILES, profile_named
 from specbench.record import BUG, NOT_TESTED, RunRecord, footer, table
-from specbench.watchdog import EXIT_HUNG
+from specbench.watchdog import EXIT_HUNG, Watchdog
 
 if TYPE_CHECKING:
     from specbench.judge import RunSession
@@ -101,6 +101,8 @@ def run_session(config: pytest.Config) -> RunSession:
     """The run's session, made on first use: only a suite needs torch and models."""
     if SESSION in config.stash:
         return config.stash[SESSION]
+    if hasattr(config, "workerinput"):
+        raise pytest.UsageError("the claims are judged in one process, whose table they share: leave out xdist's -n")
     from specbench.claims import Misbehaviour
     from specbench.judge import RunSession, parse_replay
     from specbench.loading import Target, load_target
@@ -109,7 +111,12 @@ def run_session(config: pytest.Config) -> RunSession:
     name = config.getoption("--specbench-target")
     seed = config.getoption("hypothesis_seed", None)
     try:
-        target = load_target(name) if name else Target("specbench.reference", ReferenceTarget(), is_reference=True)
+        target = Target("specbench.reference", ReferenceTarget(), is_reference=True)
+        if name:
+            loading = Watchdog(config.getoption("--specbench-timeout"), lambda sentence: _leave(config, sentence))
+            with loading.guard("loading it"):
+                target = load_target(name)
+            loading.close()
         session = RunSession(
             target,
             model=config.getoption("--specbench-model"),

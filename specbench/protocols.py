@@ -76,7 +76,7 @@ class TreeModel(Protocol):
         ...
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The committed keys and values of one layer, each [Hkv, cache_len, D]."""
+        """The committed keys and values of one layer, each [Hkv, cache_len, D]; an int `num_layers` counts them."""
         ...
 
 

@@ -155,11 +155,20 @@ class Subject:
             wanted = {"cache": case.cache, "layout": case.layout}
             accepted = inspect.signature(target.adapter.build).parameters
             keywords = {key: value for key, value in wanted.items() if key in accepted}
-            return _made(target, "build", lambda: target.adapter.build(model, drafter, **keywords))
+            return self._made("build", lambda: target.adapter.build(model, drafter, **keywords))
         if target.has_build_from:
             folder = str(self.bank.checkpoint(case.model))
-            return _made(target, "build_from", lambda: target.adapter.build_from(folder, None))
+            return self._made("build_from", lambda: target.adapter.build_from(folder, None))
         return target.adapter
+
+    def _made(self, name: str, factory: Callable[[], Any]) -> Any:
+        try:
+            with self.watchdog.guard(f"{name}()"):
+                return factory()
+        except Exception as error:
+            raise TargetError(
+                f"target {self.target.name!r}: {name}() raised {type(error).__name__}: {error}"
+            ) from error
 
     def _capabilities(self) -> frozenset[str]:
         adapter = self.target.adapter
@@ -203,10 +212,3 @@ def _real_banks(model: str, dtypes: Sequence[str], device: str) -> list[Bank | U
         CheckpointBank(f"{short}-{dtype}", str(found.path), DTYPES[dtype], provenance=found.label, device=device)
         for dtype in dtypes
     ]
-
-
-def _made(target: Target, name: str, factory: Callable[[], Any]) -> Any:
-    try:
-        return factory()
-    except Exception as error:
-        raise TargetError(f"target {target.name!r}: {name}() raised {type(error).__name__}: {error}") from error

@@ -47,7 +47,6 @@ MESSAGES = {
     "model path smolm2": (1, "specbench: unknown model 'smolm2': did you mean smollm2? Known: smollm2\n"),
     "model path smollm2": (1, "specbench: smollm2 is not fetched: run `specbench model fetch smollm2`\n"),
     "model path smollm2 --forse": (2, "specbench model path: unrecognized arguments: --forse\n"),
-    "check": (2, "specbench check: the following arguments are required: TARGET\n"),
 }
 
 
@@ -85,6 +84,12 @@ def test_check_is_pytest_on_the_consistency_suite(pytest_args: list[list[str]]) 
     assert exit_of(["check", "./mine.py:Adapter"]) == 1
     suite = ["-p", "specbench.plugin", "--pyargs", "specbench.suites.consistency"]
     assert pytest_args == [[*suite, "--specbench-target", "./mine.py:Adapter"]]
+
+
+def test_check_without_a_target_judges_the_reference(pytest_args: list[list[str]]) -> None:
+    """What the last line of a failure of the reference itself says to run."""
+    exit_of(["check", "--replay", "x"])
+    assert pytest_args == [["-p", "specbench.plugin", "--pyargs", cli.SUITE, "--specbench-replay", "x"]]
 
 
 def test_check_passes_the_replay_and_everything_else_on(pytest_args: list[list[str]]) -> None:

@@ -55,6 +55,7 @@ class NoCacheLen:
 
 class Full(NoCacheLen):
     cache_len = 0
+    num_layers = 1
 
     def generate(self, prompt: Any, *, max_new_tokens: int, sampling: Any, stop: Any, seed: int) -> list[int]:
         return []
