@@ -239,14 +239,17 @@ class RunSession:
 
     def _settle(self, record: ClaimRecord, subject: Subject) -> None:
         """EQUAL or NOISE, and what the table adds in words."""
-        noisy = record.num_ties or (not subject.exact and record.worst > 0)
+        noisy = record.num_differing or record.num_ties or (not subject.exact and record.worst > 0)
         record.verdict = NOISE if noisy else EQUAL
         parts = []
         if record.claim == "greedy.lossless" and record.num_tokens:
             parts.append(share_sentence(record.num_tokens - record.num_differing, record.num_tokens))
             parts.append(f"{record.num_identical} of {record.num_generations} generations identical to plain decoding")
-        if record.num_ties:
-            parts.append(f"{record.num_ties} differing tokens are ties below the measured bound")
+        if record.num_differing:
+            parts.append(
+                f"{record.num_differing} leave plain decoding at a tie; from there on {record.num_ties} tokens are not "
+                "the oracle's argmax, each below the measured bound"
+            )
         if record.worst and not subject.exact:
             parts.append(f"largest error {100 * record.worst:.0f} % of its measured bound")
         for layout, (rounds, rows, mask, kv) in record.layouts.items():

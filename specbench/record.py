@@ -20,8 +20,9 @@ _SEVERITY = {NOT_TESTED: 0, EQUAL: 1, NOISE: 2, BUG: 3}
 class ClaimRecord:
     """One claim on one subject. Counts are sums over its cases.
 
-    num_tokens: emitted tokens compared. num_ties: tokens that differ below the measured noise bound and are excused.
-    num_differing: tokens that are not the oracle's argmax. num_identical: generations equal to plain decoding.
+    num_tokens: emitted tokens compared, to the first that differs. num_differing: generations with such a token.
+    num_ties: tokens from there on that are not the oracle's argmax, each excused below the measured noise bound.
+    num_identical: generations equal to plain decoding.
     worst: largest error found, as a share of its bound. thresholds: threshold -> [equal tokens, tokens].
     layouts: tree layout -> [rounds, rows, bytes of masks, bytes of drafted keys and values].
     detail: what the footer adds in words. shrunk_drafts: drafted nodes of the smallest failing case.

@@ -170,6 +170,7 @@ def generation_cases(draw: Draw, subject: Subject, *, always_wrong: bool = False
 def threshold_cases(draw: Draw, subject: Subject) -> GenerationCase:
     """Scripted trees, or chains with the target's second choice in them: that is what a threshold may let pass."""
     case = draw(generation_cases(subject))
+    case = replace(case, max_new_tokens=(case.max_new_tokens + 1) // 2)  # each case is generated once a threshold
     return draw(st.sampled_from([case, replace(case, rounds=(), drafter="runner_up")]), label="drafter")
 
 

@@ -169,39 +169,38 @@ def check_threshold(subject: Subject, case: Case, record: ClaimRecord) -> None:
 def judge_tokens(
     violation: type[Violation], subject: Subject, case: GenerationCase, generation: Generation, record: ClaimRecord
 ) -> None:
-    """Compares a generation with plain decoding along the target's own text, so that every token is judged.
+    """Compares a generation with plain decoding in the subject's own dtype, and every token from the first difference
+    on with the fp64 oracle along the target's own text.
 
-    In fp64 against plain decoding by definition. Below that, a token that is not the oracle's argmax is excused when
-    its regret (oracle's best logit minus the token's) is under the noise measured on plain decoding of the same text.
+    Such a token is excused as a tie when its regret (the oracle's best logit minus the token's own) is below the noise
+    that plain decoding shows on the same text; the first one counts as differing, those behind it have another context.
     """
     tokens = generation.tokens
+    plain = subject.plain_text(case, case.prompt, case.max_new_tokens)[: len(tokens)]
+    start = first_difference(tokens, plain)
     record.num_rounds += len(generation.rounds)
-    record.num_tokens += len(tokens)
-    plain = subject.plain_text(case, case.prompt, case.max_new_tokens)
-    identical = tokens == plain[: len(tokens)]
-    record.note_generation(identical=identical)
-    if not tokens or (identical and subject.exact):
+    record.note_generation(identical=start is None)
+    record.num_tokens += len(tokens) if start is None else start + 1
+    if start is None:
         return
+    record.num_differing += 1
     oracle = subject.rows(case, [*case.prompt, *tokens])[len(case.prompt) - 1 : -1]  # row i judges token i
-    differing = [idx for idx, token in enumerate(tokens) if argmax_lowest(oracle[idx]) != token]
-    if not differing:
-        return
     bound = token_bound(subject, case, case.prompt, tokens, oracle)
-    for idx in differing:
+    for idx in range(start, len(tokens)):
         margin = regret(oracle[idx], tokens[idx])
         if margin > bound.value:
             best = argmax_lowest(oracle[idx])
-            facts = _token_facts(
-                f"output differs from autoregressive decoding at token {idx}",
-                (*tokens[:idx], best, *plain[idx + 1 :]) if plain[:idx] == tokens[:idx] else (*tokens[:idx], best),
-                generation,
-                at=idx,
-                remark=f"expected {best}, margin {margin:.2g} (not a tie: bound {bound})",
+            raise violation(
+                _token_facts(
+                    f"output differs from autoregressive decoding at token {idx}",
+                    plain if idx == start and plain[idx] == best else (*tokens[:idx], best),
+                    generation,
+                    at=idx,
+                    remark=f"expected {best}, margin {margin:.2g} (not a tie: bound {bound})",
+                )
             )
-            raise violation(facts)
-        record.num_differing += 1
-        record.num_ties += 1
-        record.note_share(margin / bound.value if bound.value else 0.0)
+        record.num_ties += margin > 0
+        record.note_share(margin / bound.value)
 
 
 def make_drafter(subject: Subject, case: GenerationCase) -> Drafter | None:
@@ -215,7 +214,7 @@ def make_drafter(subject: Subject, case: GenerationCase) -> Drafter | None:
         expected = [*case.prompt, *subject.plain_text(case, case.prompt, case.max_new_tokens + 3)]
         return ScriptedDrafter(expected, scripts, vocab_size=model.vocab_size)
     if case.drafter == "runner_up":
-        return ModelDrafter(model, widths=(1, 1, 1, 1), first_ranks=(0, 1))
+        return ModelDrafter(model, widths=(1, 1), first_ranks=(0, 1))
     if case.drafter == "ngram":
         return NGramDrafter(gamma=6, width=3)
     if case.drafter == "ngram_chain":
