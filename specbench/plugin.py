@@ -158,26 +158,30 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Claims run in their own order, lower ones first, so that a failure can say what holds below it; a replay runs
-    alone."""
-    order = {claim: number for number, claim in enumerate(CLAIMS)}
+    """Subject by subject, which keeps one real model's fp64 oracle in memory at a time; on each the claims in their own
+    order, lower ones first, so that a failure can say what holds below it. A replay runs alone."""
     ours = [item for item in items if item.get_closest_marker("claim")]
     if not ours or PROBLEM in config.stash:
         return
-    ranked = sorted(ours, key=lambda item: order[_claim_of(item)])
+    subjects = list(run_session(config).subjects)
+    claims = list(CLAIMS)
+    ranked = sorted(ours, key=lambda item: (subjects.index(_subject_of(item)), claims.index(_claim_of(item))))
     others = [item for item in items if not item.get_closest_marker("claim")]
     items[:] = [*others, *ranked]
     if replay := config.getoption("--specbench-replay"):
         from specbench.judge import parse_replay
 
         claim, subject, _ = parse_replay(replay)
-        chosen = [one for one in items if one.get_closest_marker("claim") and _claim_of(one) == claim]
-        chosen = [one for one in chosen if one.callspec.params.get("subject_name") == subject]  # type: ignore[attr-defined]
+        chosen = [one for one in ranked if (_claim_of(one), _subject_of(one)) == (claim, subject)]
         if not chosen:
-            names = ", ".join(run_session(config).subjects)
+            names = ", ".join(subjects)
             raise pytest.UsageError(f"--specbench-replay: no subject {subject!r} in this run; it has {names}")
         config.hook.pytest_deselected(items=[one for one in items if one not in chosen])
         items[:] = chosen
+
+
+def _subject_of(item: pytest.Item) -> str:
+    return str(item.callspec.params["subject_name"])  # type: ignore[attr-defined]
 
 
 def _claim_of(item: pytest.Item) -> str:
