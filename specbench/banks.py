@@ -177,7 +177,8 @@ class CheckpointBank(Bank):
 
     @property
     def description(self) -> str:
-        return f"{self._provenance}; {len(self.prompts)} shipped prompts"
+        short = str(self.dtype).removeprefix("torch.")
+        return f"{self._provenance}; judged in {short}; {len(self.prompts)} shipped prompts"
 
     def model(self, idx: int) -> LanguageModel:
         return load_checkpoint(self._path, self.dtype, self._device)

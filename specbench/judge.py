@@ -261,7 +261,7 @@ class RunSession:
         for threshold, (equal, total) in record.thresholds.items():
             if total:
                 parts.append(
-                    f"threshold {threshold}: {100 * equal / total:.1f} % of {total} tokens equal plain decoding"
+                    f"threshold {threshold}: {100 * equal / total:.1f} % of {total} tokens are what plain decoding says there"
                 )
         record.detail = "; ".join(parts)
 

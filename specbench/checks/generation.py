@@ -159,7 +159,8 @@ def check_threshold(subject: Subject, case: Case, record: ClaimRecord) -> None:
         for number, one in enumerate(rounds, start=1):
             _check_threshold_round(subject, case, context, one, threshold, number)
             context += one.emitted
-        rows = subject.rows(case, [*case.prompt, *generation.tokens])[len(case.prompt) - 1 : -1]
+        # The share is against the same model in the same dtype, along the lossy text itself.
+        rows = subject.bank.model(case.model).logits([*case.prompt, *generation.tokens])[len(case.prompt) - 1 : -1]
         num_equal = sum(argmax_lowest(row) == token for row, token in zip(rows, generation.tokens, strict=True))
         record.note_threshold(threshold, num_equal, len(generation.tokens))
         if threshold >= 0.5:
