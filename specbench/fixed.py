@@ -39,7 +39,12 @@ def fixed_cases(claim: str, subject: Subject, profile: Profile) -> list[Case] | 
             for idx, prompt in enumerate(prompts)
             for drafter in (all_drafters or (DRAFTERS[idx % len(DRAFTERS)],))
         ]
-    drafters = {"stop.eos": "self_tree", "stop.max_tokens": "self_tree", "threshold.consistency": "runner_up"}
+    drafters = {
+        "progress": "early_exit",  # the target's first layers: drafts that are partly right
+        "stop.eos": "self_tree",
+        "stop.max_tokens": "self_tree",
+        "threshold.consistency": "runner_up",
+    }
     num_cases = min(2, len(prompts), profile.num_real)
     return [
         GenerationCase(

@@ -125,7 +125,8 @@ class RunSession:
             "loading": max(0.0, total - sum(seconds.values())),
             "total": total,
         }
-        self.run.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        unit = 1 if sys.platform == "darwin" else 1024
+        self.run.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         return self.run
 
     def _judge(self, claim: Claim, subject: Subject, record: ClaimRecord, only: Case | None) -> None:
@@ -261,7 +262,7 @@ class RunSession:
         for threshold, (equal, total) in record.thresholds.items():
             if total:
                 parts.append(
-                    f"threshold {threshold}: {100 * equal / total:.1f} % of {total} tokens are what plain decoding says there"
+                    f"threshold {threshold}: {100 * equal / total:.1f} % of {total} tokens equal plain decoding"
                 )
         record.detail = "; ".join(parts)
 

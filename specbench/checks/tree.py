@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -24,11 +25,6 @@ def check_mask(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """taps.mask, row by row: the whole prefix, then exactly the nodes on the row's own path, each once."""
     tree, prefix_len, taps = _tapped(subject, case)
     mask, node_of_row = _required(taps.mask, "taps.mask"), _node_of_row(taps, tree)
-    if list(mask.shape) != [len(node_of_row), prefix_len + len(node_of_row)]:
-        wanted = [len(node_of_row), prefix_len + len(node_of_row)]
-        raise Misbehaviour(
-            Facts(f"taps.mask must have shape {wanted}, has {list(mask.shape)}", str(wanted), str(list(mask.shape)))
-        )
     for row, node in enumerate(node_of_row):
         hidden = [place for place in range(prefix_len) if not mask[row, place]]
         seen = [node_of_row[other] for other in range(len(node_of_row)) if mask[row, prefix_len + other]]
@@ -79,8 +75,10 @@ def check_attention_weights(subject: Subject, case: Case, record: ClaimRecord) -
             path = [one for depth, one in enumerate(tree.path_to(node)) if prefix_len + depth >= nearest]
             hidden = [p for p in range(nearest, prefix_len) if subject.exact and not weakest[p] > 0]
             seen = [node_of_row[m] for m in range(len(node_of_row)) if mass[prefix_len + m] > 0]
-            missing = subject.exact and sorted(seen) != path
-            if hidden or missing or not set(seen) <= set(path) or len(set(seen)) != len(seen):
+            leaks = not set(seen) <= set(path) or len(set(seen)) != len(seen)
+            if subject.exact and not leaks:  # what even the weakest head sees
+                seen = [node_of_row[m] for m in range(len(node_of_row)) if weakest[prefix_len + m] > 0]
+            if hidden or leaks or (subject.exact and sorted(seen) != path):
                 facts = _visibility_facts(tree, node, prefix_len, hidden, seen, "puts attention mass on", path=path)
                 raise claims.AttentionMassMismatch(_in_layer(facts, idx))
         total = weights.sum(dim=-1)  # [Hq, M]
@@ -117,7 +115,8 @@ def check_layers(subject: Subject, case: Case, record: ClaimRecord) -> None:
             num_compared += 1
             row_dim = 1 if name in ("k", "v") else 0
             expected = getattr(right, name).index_select(row_dim, torch.tensor(node_of_row))
-            _same_shape(f"taps.layers[{layer}].{name}", actual, expected)
+            if actual.shape != expected.shape:
+                _wrong_tap(f"layers[{layer}].{name}", f"shape {list(expected.shape)}", f"shape {list(actual.shape)}")
             bound = bounds[layer][name]
             rows = compare_rows(actual, expected, bound, row_dim=row_dim)
             record.note_share(rows.share)
@@ -237,9 +236,37 @@ def _tapped(subject: Subject, case: Case) -> tuple[DraftTree, int, Taps]:
     def forward() -> Taps:
         taps = Taps()
         _prefilled(subject, case).forward_tree(case.tree, taps=taps)
+        _check_shapes(taps, case.tree, len(case.prefix))
         return taps
 
     return case.tree, len(case.prefix), subject.remember(("taps", case), forward)
+
+
+def _check_shapes(taps: Taps, tree: DraftTree, prefix_len: int) -> None:
+    """Misbehaviour unless the taps' rows fit each other and the tree."""
+    if taps.node_of_row is not None:
+        named = taps.node_of_row.tolist()
+        if not all(isinstance(node, int) and 0 <= node < tree.num_nodes for node in named):
+            _wrong_tap("node_of_row", f"nodes >= 0 and < {tree.num_nodes}", str(named))
+        if set(named) != set(range(tree.num_nodes)):
+            _wrong_tap("node_of_row", f"every node 0..{tree.num_nodes - 1} at least once", str(named))
+    num_rows = len(_node_of_row(taps, tree))
+    wanted: list[tuple[str, Tensor | None, list[int | None]]] = [
+        ("position_ids", taps.position_ids, [num_rows]),
+        ("mask", taps.mask, [num_rows, prefix_len + num_rows]),
+    ]
+    for idx, layer in enumerate(taps.layers):
+        weights = layer.attention_weights
+        wanted.append((f"layers[{idx}].attention_weights", weights, [None, num_rows, prefix_len + num_rows]))
+    for name, value, shape in wanted:
+        if value is not None and (
+            value.ndim != len(shape) or any(w is not None and w != g for w, g in zip(shape, value.shape, strict=True))
+        ):
+            _wrong_tap(name, f"shape {['Hq' if one is None else one for one in shape]}", f"shape {list(value.shape)}")
+
+
+def _wrong_tap(name: str, expected: str, actual: str) -> NoReturn:
+    raise Misbehaviour(Facts(f"forward_tree() must fill taps.{name} with {expected}, got {actual}", expected, actual))
 
 
 def _perturbed(case: PerturbedCase) -> TreeCase:
@@ -263,12 +290,6 @@ def _required(value: Tensor | None, name: str) -> Tensor:
     if value is None:
         raise NotTested(f"fill {name} in forward_tree")
     return value
-
-
-def _same_shape(name: str, actual: Tensor, expected: Tensor) -> None:
-    if actual.shape != expected.shape:
-        wanted, got = list(expected.shape), list(actual.shape)
-        raise Misbehaviour(Facts(f"{name} must have shape {wanted}, has {got}", str(wanted), str(got)))
 
 
 def _visibility_facts(
