@@ -1,4 +1,4 @@
-"""specbench.checks on targets that fill taps wrongly, or break one head only: what the common strategies do not reach."""
+"""specbench.checks on targets that fill taps wrongly, or break one head only: what strategies do not reach."""
 
 from __future__ import annotations
 
