@@ -36,21 +36,21 @@ def measured_bound(plain_error: float, scale: float, dtype: torch.dtype, *, pool
 
 
 def max_error(actual: Tensor, expected: Tensor) -> float:
-    """Largest absolute difference, in fp64. -inf against -inf is no difference."""
+    """Largest absolute difference, in fp64. -inf against -inf is no difference, NaN is an infinite one."""
     if actual.numel() == 0:
         return 0.0
     wide, right = actual.double(), expected.double()
     difference = torch.where(wide == right, 0.0, wide - right)
-    return float(difference.abs().max())
+    return float(difference.abs().nan_to_num(nan=torch.inf, posinf=torch.inf).max())
 
 
 def rms_error(actual: Tensor, expected: Tensor) -> float:
-    """Root mean square of the difference over all entries, in fp64."""
+    """Root mean square of the difference over all entries, in fp64; NaN counts as infinite."""
     if actual.numel() == 0:
         return 0.0
     wide, right = actual.double(), expected.double()
     difference = torch.where(wide == right, 0.0, wide - right)
-    return float(difference.pow(2).mean().sqrt())
+    return float(difference.pow(2).nan_to_num(nan=torch.inf, posinf=torch.inf).mean().sqrt())
 
 
 @dataclass(frozen=True)

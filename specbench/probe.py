@@ -64,7 +64,7 @@ class Probe:
     def verify(self, tree: DraftTree, target_logits: Tensor) -> VerifyResult:
         out = self._call(
             "verify",
-            lambda: self.adapter.verify(tree, target_logits.clone(), sampling=GREEDY, coins=SeededCoins(0)),
+            lambda: self.adapter.verify(_copy(tree), target_logits.clone(), sampling=GREEDY, coins=SeededCoins(0)),
         )
         path, bonus = getattr(out, "path", None), getattr(out, "bonus_token", None)
         if path is None or bonus is None:
@@ -85,7 +85,7 @@ class Probe:
     def forward_tree(self, tree: DraftTree, *, taps: Taps | None = None) -> Tensor:
         """float [N, V], a copy."""
         keywords = {} if taps is None else {"taps": taps}
-        out = self._call("forward_tree", lambda: self.adapter.forward_tree(tree, **keywords))
+        out = self._call("forward_tree", lambda: self.adapter.forward_tree(_copy(tree), **keywords))
         if taps is not None:
             taps.move_to_cpu()
         return self._real_tensor("forward_tree", out, [tree.num_nodes, self.vocab_size])
@@ -167,6 +167,11 @@ class Probe:
         raise Misbehaviour(
             Facts(headline=f"{name}() must return {expected}, got {actual}", expected=expected, actual=actual)
         )
+
+
+def _copy(tree: DraftTree) -> DraftTree:
+    """What a target does to the tree it is given must not reach the tree it is judged by."""
+    return DraftTree.of(tree.token_list, tree.parent_list)
 
 
 def _as_int(value: Any) -> int | None:

@@ -13,8 +13,9 @@ from specbench.claims import Violation
 from specbench.judge import RunSession
 from specbench.loading import Target
 from specbench.profiles import PROFILES
-from specbench.record import ClaimRecord
+from specbench.record import EQUAL, ClaimRecord
 from specbench.reference.decoder import Decoder
+from specbench.subjects import NotTested
 from specbench.types import Taps
 
 # Two branches of two below the root, behind a prefix of two.
@@ -42,9 +43,14 @@ class Spoiling:
         return Spoiled(model)  # type: ignore[arg-type]
 
 
-def violation_of(claim: str, change: Change) -> str:
-    session = RunSession(
-        Target("spoiled", Spoiling(change)),
+def run(claim: str, change: Change) -> None:
+    session = session_on(Spoiling(change))
+    CHECKS[claim](session.subjects["tiny-fp64"], CASE, ClaimRecord(claim, "tiny-fp64"))
+
+
+def session_on(adapter: object) -> RunSession:
+    return RunSession(
+        Target("spoiled", adapter),
         model="none",
         profile=PROFILES["quick"],
         seed=0,
@@ -52,9 +58,6 @@ def violation_of(claim: str, change: Change) -> str:
         timeout=0,
         on_hang=lambda sentence: None,
     )
-    with pytest.raises(Violation) as caught:
-        CHECKS[claim](session.subjects["tiny-fp64"], CASE, ClaimRecord(claim, "tiny-fp64"))
-    return caught.value.facts.headline
 
 
 def set_tap(name: str, value: object) -> Change:
@@ -72,7 +75,29 @@ def move_mass(row: int, source: int, to: int) -> Change:
     return change
 
 
+def spoil_layer(name: str, value: float) -> Change:
+    """One entry of the second layer's tap becomes `value`."""
+
+    def change(taps: Taps) -> None:
+        tap = getattr(taps.layers[1], name).clone()
+        tap.view(-1)[-1] = value
+        setattr(taps.layers[1], name, tap)
+
+    return change
+
+
 HEADLINES = {
+    "NaN in attention weights": (
+        "tree.attention_weights",
+        spoil_layer("attention_weights", torch.nan),
+        "forward_tree() must fill taps.layers[1].attention_weights with numbers, got 1 times NaN",
+    ),
+    "NaN in a hidden state": (
+        "tree.layers",
+        spoil_layer("hidden_state", torch.nan),
+        "layer 1 hidden_state of node 4 is off by inf",
+    ),
+    "infinite key": ("tree.layers", spoil_layer("k", torch.inf), "layer 1 k of node 4 is off by inf"),
     "positions too few": (
         "tree.positions",
         set_tap("position_ids", torch.tensor([2, 3, 3])),
@@ -114,4 +139,46 @@ HEADLINES = {
 @pytest.mark.parametrize("what", HEADLINES)
 def test_a_wrong_tap_is_told_with_its_place(what: str) -> None:
     claim, change, headline = HEADLINES[what]
-    assert violation_of(claim, change) == headline
+    with pytest.raises(Violation) as caught:
+        run(claim, change)
+    assert caught.value.facts.headline == headline
+
+
+@pytest.mark.parametrize(
+    ("claim", "name"), [("tree.layers", "attention_output"), ("tree.attention_weights", "attention_weights")]
+)
+def test_a_layer_left_out_is_not_tested_rather_than_equal(claim: str, name: str) -> None:
+    with pytest.raises(NotTested) as caught:
+        run(claim, lambda taps: setattr(taps.layers[1], name, None))
+    assert str(caught.value) == f"fill taps.layers[1].{name} in forward_tree; what it fills shows no difference"
+
+
+def test_a_tree_that_the_target_changes_is_judged_as_it_was_given() -> None:
+    """A forward that overwrites its argument was once blamed on the cache."""
+
+    class Mutating:
+        def build(self, model: object, drafter: object) -> Decoder:
+            class Mutated(Decoder):
+                def forward_tree(self, tree, *, taps=None):  # type: ignore[no-untyped-def]
+                    logits = super().forward_tree(tree, taps=taps)
+                    tree.tokens.zero_()
+                    return logits
+
+            return Mutated(model)  # type: ignore[arg-type]
+
+    assert session_on(Mutating()).judge("kv.rollback", "tiny-fp64").verdict == EQUAL
+
+
+def test_a_last_round_left_uncommitted_is_no_fault() -> None:
+    class Leaving:
+        def build(self, model: object, drafter: object) -> Decoder:
+            class Left(Decoder):
+                def generate(self, prompt, **keywords):  # type: ignore[no-untyped-def]
+                    out = super().generate(prompt, **keywords)
+                    self.truncate(min(self.cache_len, len(prompt) - 1))
+                    return out
+
+            return Left(model, drafter)  # type: ignore[arg-type]
+
+    session = session_on(Leaving())
+    assert [session.judge(claim, "tiny-fp64").verdict for claim in ("stop.eos", "stop.max_tokens")] == [EQUAL, EQUAL]

@@ -269,16 +269,18 @@ def _check_reason(violation: type[Violation], generation: Generation, expected: 
 def _check_cache_after_stop(
     violation: type[Violation], subject: Subject, probe: Probe, case: GenerationCase, generation: Generation
 ) -> None:
-    """A session that is resumed after the stop must find the committed tokens and nothing else."""
+    """A session that is resumed after the stop must find nothing beyond the committed tokens. Fewer rows are no fault:
+    a decoder may leave its last round uncommitted when it is done."""
     if "tree" not in subject.has or "build" not in subject.has:
         return
     expected = len(case.prompt) + len(generation.tokens) - 1
-    if probe.cache_len != expected:
+    actual = probe.cache_len
+    if actual > expected:
         raise violation(
             Facts(
-                headline=f"after the stop the cache holds {probe.cache_len} rows, must hold {expected}",
-                expected=f"{expected} rows (all tokens but the last)",
-                actual=f"{probe.cache_len} rows",
+                headline=f"after the stop the cache holds {actual} rows, must hold at most {expected}",
+                expected=f"at most {expected} rows (all tokens but the last)",
+                actual=f"{actual} rows",
                 source="prompt and emitted tokens",
                 **_last_round(generation),
             )

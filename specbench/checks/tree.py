@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -60,8 +60,6 @@ def check_attention_weights(subject: Subject, case: Case, record: ClaimRecord) -
     tree, prefix_len, taps = _tapped(subject, case)
     node_of_row = _node_of_row(taps, tree)
     windows = getattr(subject.bank.model(case.model), "layer_windows", None)
-    if not any(layer.attention_weights is not None for layer in taps.layers):
-        raise NotTested("fill taps.layers[i].attention_weights [Hq, M, P+M] in forward_tree")
     eps = torch.finfo(subject.noise_dtype).eps
     for idx, layer in enumerate(taps.layers):
         if layer.attention_weights is None:
@@ -95,6 +93,7 @@ def check_attention_weights(subject: Subject, case: Case, record: ClaimRecord) -
                     tree=tree,
                 )
             )
+    _all_filled(taps, subject, case, ("attention_weights",))
 
 
 def check_layers(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -106,13 +105,11 @@ def check_layers(subject: Subject, case: Case, record: ClaimRecord) -> None:
     if not oracle.layers:
         raise NotTested("give the target a `checkpoint`, or build(model, drafter), so that layers have an oracle")
     bounds = layer_bounds(subject, case, case.prefix, tree, oracle)
-    num_compared = 0
     for layer, right in enumerate(oracle.layers):
         for name in LAYER_FIELDS:
             actual = getattr(taps.layers[layer], name) if layer < len(taps.layers) else None
             if actual is None or getattr(right, name) is None:
                 continue
-            num_compared += 1
             row_dim = 1 if name in ("k", "v") else 0
             expected = getattr(right, name).index_select(row_dim, torch.tensor(node_of_row))
             if actual.shape != expected.shape:
@@ -131,8 +128,7 @@ def check_layers(subject: Subject, case: Case, record: ClaimRecord) -> None:
                         notes={node_of_row[one]: f"off by {size:.2g}" for one, size in rows.wrong.items()},
                     )
                 )
-    if not num_compared:
-        raise NotTested("fill taps.layers[i].k, v, attention_output or hidden_state in forward_tree")
+    _all_filled(taps, subject, case, LAYER_FIELDS)
 
 
 def check_logits(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -259,10 +255,26 @@ def _check_shapes(taps: Taps, tree: DraftTree, prefix_len: int) -> None:
         weights = layer.attention_weights
         wanted.append((f"layers[{idx}].attention_weights", weights, [None, num_rows, prefix_len + num_rows]))
     for name, value, shape in wanted:
+        if value is not None and bool(value.isnan().any()):
+            _wrong_tap(name, "numbers", f"{int(value.isnan().sum())} times NaN")
         if value is not None and (
             value.ndim != len(shape) or any(w is not None and w != g for w, g in zip(shape, value.shape, strict=True))
         ):
             _wrong_tap(name, f"shape {['Hq' if one is None else one for one in shape]}", f"shape {list(value.shape)}")
+
+
+def _all_filled(taps: Taps, subject: Subject, case: Case, names: Sequence[str]) -> None:
+    """NotTested when a layer left something out: what was there has been compared, but a part is not the claim."""
+    num_layers = subject.bank.model(case.model).num_layers or len(taps.layers)
+    missing = [
+        f"layers[{layer}].{name}"
+        for layer in range(max(num_layers, 1))
+        for name in names
+        if layer >= len(taps.layers) or getattr(taps.layers[layer], name) is None
+    ]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise NotTested(f"fill taps.{missing[0]}{more} in forward_tree; what it fills shows no difference")
 
 
 def _wrong_tap(name: str, expected: str, actual: str) -> NoReturn:
