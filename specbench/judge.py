@@ -126,6 +126,7 @@ class RunSession:
             "total": total,
         }
         unit = 1 if sys.platform == "darwin" else 1024
+        self.run.ended = "finished"
         self.run.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         return self.run
 

@@ -209,6 +209,9 @@ def judge(request: pytest.FixtureRequest, subject_name: str) -> Callable[[], Non
             problem = str(failure)
         except Skipped as skipped:
             reason = str(skipped)
+        finally:
+            # After every claim, so that a target which ends the process takes nothing with it but its own claim.
+            _write(config, session.run)
         # Raised out here, so that pytest shows the message alone and not what was being handled.
         if reason and claim in config.stash[REQUIRED]:
             problem = f"NOT TESTED, but --specbench-require asks for {claim}: {reason}"

@@ -87,7 +87,7 @@ class RunRecord:
     claims: list[ClaimRecord] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
-    ended: str = "finished"
+    ended: str = "in progress"
 
     def find(self, claim: str, subject: str) -> ClaimRecord | None:
         for one in self.claims:
