@@ -205,6 +205,14 @@ def test_a_target_that_hangs_ends_with_exit_code_7_the_table_and_the_record() ->
     assert verdicts == {"greedy.walk": "EQUAL", "greedy.lossless": "BUG"}
 
 
+def test_what_was_judged_before_a_target_ends_the_process_is_on_disk() -> None:
+    """Nothing can run after os._exit, so the record is written claim by claim."""
+    ran = on(f"{WRONG}:Leaving", "(plain_decodings or judged_by)")
+    assert ran.run is not None
+    assert (ran.code, ran.run.ended) == (3, "in progress")
+    assert {one.claim: one.verdict for one in ran.run.claims} == {"greedy.walk": "EQUAL"}
+
+
 def test_a_target_that_hangs_at_its_first_question_ends_with_exit_code_7_too() -> None:
     ran = suite("--target", f"{WRONG}:HangsAtOnce", "--specbench-timeout", "1")
     assert ran.lines[-2:] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from typing import Any
 
@@ -45,6 +46,11 @@ class _SleepingDecoder(Decoder):
         raise AssertionError("the watchdog did not end the process")
 
 
+class _LeavingDecoder(Decoder):
+    def generate(self, *args: Any, **keywords: Any) -> Generation:
+        os._exit(3)
+
+
 class _RacingDecoder(Decoder):
     """One generation of the process, the third, ends in a wrong token: what a race between streams looks like."""
 
@@ -72,6 +78,10 @@ class WrongShape(_Factory):
 
 class Sleeping(_Factory):
     made = _SleepingDecoder
+
+
+class Leaving(_Factory):
+    made = _LeavingDecoder
 
 
 class Nondeterministic(_Factory):
