@@ -225,7 +225,7 @@ CLAIMS: dict[str, Claim] = {
         Claim(
             "cost.rows",
             1,
-            "forward one row a node and the root in each round, and never encode the prefix again",
+            "forward at most one row a node and the root in each round, and never encode the prefix again",
             ("generate", "rounds", "build"),
             "what is passed to the target forward each round",
         ),

@@ -71,6 +71,7 @@ class RunSession:
         self.clock = Clock()
         self.watchdog = Watchdog(timeout, on_hang)
         self.started = time.perf_counter()
+        self.current_replay = ""
         self.current: tuple[str, str] | None = None  # claim and subject in progress, for whoever reports a hang
         self.subjects: dict[str, Subject | Unavailable] = {
             one.name: one
@@ -193,6 +194,7 @@ class RunSession:
             self._fail(Misbehaviour(facts), claim, subject, failing[-1], record)
 
     def _check(self, claim: Claim, subject: Subject, case: Case, record: ClaimRecord) -> None:
+        self.current_replay = f"{claim.id}@{subject.name}@{encode(case)}"
         CHECKS[claim.id](subject, case, record)
         rounds = 0 if isinstance(case, GenerationCase) else case.num_rounds
         record.note_case(nodes=case.num_drafts, rounds=rounds)
@@ -241,7 +243,12 @@ class RunSession:
 
     def _settle(self, record: ClaimRecord, subject: Subject) -> None:
         """EQUAL or NOISE, and what the table adds in words."""
-        noisy = record.num_differing or record.num_ties or (not subject.exact and record.worst > 0)
+        noisy = (
+            record.num_differing
+            or record.num_ties
+            or record.largest_rounding
+            or (not subject.exact and record.worst > 0)
+        )
         record.verdict = NOISE if noisy else EQUAL
         parts = []
         if record.claim == "greedy.lossless" and record.num_tokens:
@@ -252,6 +259,8 @@ class RunSession:
                 f"{record.num_differing} leave plain decoding at a tie; from there on {record.num_ties} tokens are not "
                 "the oracle's argmax, each below the measured bound"
             )
+        if record.largest_rounding:
+            parts.append(f"not bit-identical: moved by up to {record.largest_rounding:.2g}, below rounding")
         if record.worst and not subject.exact:
             parts.append(f"largest error {100 * record.worst:.0f} % of its measured bound")
         for layout, (rounds, rows, mask, kv) in record.layouts.items():

@@ -91,6 +91,11 @@ def load_target(name: str) -> Target:
         except Exception as error:
             raise TargetError(f"target {name!r}: {attribute}() raised {type(error).__name__}: {error}") from error
     target = Target(name, value)
+    try:
+        for method in (*CALLS, "cache_len", "num_layers", "checkpoint"):
+            getattr(value, method, None)
+    except Exception as error:
+        raise TargetError(f"target {name!r}: reading its {method} raised {type(error).__name__}: {error}") from error
     if not capabilities(value, name) and not (target.has_build or target.has_build_from):
         raise TargetError(
             f"target {name!r} has none of the methods that specbench calls ({', '.join(CALLS)})"

@@ -286,11 +286,12 @@ def _leave(config: pytest.Config, sentence: str) -> None:
         claim, subject = session.current or ("", "")
         record = session.run.find(claim, subject)
         if record is not None:
-            record.verdict, record.message = BUG, sentence
+            record.verdict, record.message, record.replay = BUG, sentence, session.current_replay
         run = session.finish()
         run.ended = f"hung: {sentence}"
         _write(config, run)
         lines = [*_summary(config, run), "", f"{claim} on {subject}: {sentence}"]
+        lines += [f"while judging --replay {session.current_replay}"] if session.current_replay else []
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         capture.suspend_global_capture(in_=True)

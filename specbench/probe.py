@@ -68,7 +68,7 @@ class Probe:
         )
         path, bonus = getattr(out, "path", None), getattr(out, "bonus_token", None)
         if path is None or bonus is None:
-            self._wrong("verify", "a VerifyResult with `path` and `bonus_token`", _describe(out))
+            self._wrong("verify", "a VerifyResult with `path` and `bonus_token`", describe(out))
         try:
             result = VerifyResult(tuple(path), bonus)
         except (TypeError, ValueError) as error:
@@ -100,7 +100,7 @@ class Probe:
         """Copies of the committed keys and values, each [Hkv, cache_len, D]."""
         out = self._call("kv", lambda: self.adapter.kv(layer))
         if not (isinstance(out, tuple | list) and len(out) == 2):
-            self._wrong("kv", "a pair (keys, values)", _describe(out))
+            self._wrong("kv", "a pair (keys, values)", describe(out))
         keys, values = (self._real_tensor("kv", one, [None, None, None]) for one in out)
         return keys, values
 
@@ -108,7 +108,7 @@ class Probe:
     def cache_len(self) -> int:
         out = self._call("cache_len", lambda: self.adapter.cache_len)
         if isinstance(out, bool) or not isinstance(out, int):
-            self._wrong("cache_len", "an int (a property, not a method)", _describe(out))
+            self._wrong("cache_len", "an int (a property, not a method)", describe(out))
         return out
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
@@ -116,8 +116,7 @@ class Probe:
             try:
                 return call()
             except (Exception, SystemExit) as error:
-                message = str(error).strip().splitlines() or ["no message"]
-                headline = f"{name}() raised {type(error).__name__}: {message[0][:300]}"
+                headline = f"{name}() raised {type(error).__name__}: {first_line(error)}"
                 facts = Facts(
                     headline=headline, expected="an answer", actual=f"{type(error).__name__} ({_where(error)})"
                 )
@@ -126,7 +125,7 @@ class Probe:
     def _real_tensor(self, name: str, out: Any, shape: list[int | None]) -> Tensor:
         wanted = "[" + ", ".join("?" if one is None else str(one) for one in shape) + "]"
         if not isinstance(out, Tensor):
-            self._wrong(name, f"a torch tensor of shape {wanted}", _describe(out))
+            self._wrong(name, f"a torch tensor of shape {wanted}", describe(out))
         if out.ndim != len(shape) or any(w is not None and w != g for w, g in zip(shape, out.shape, strict=False)):
             self._wrong(name, f"shape {wanted}", f"shape {list(out.shape)}")
         if not out.is_floating_point():
@@ -151,12 +150,12 @@ class Probe:
     def _token_ids(self, name: str, out: Any) -> tuple[int, ...]:
         values = out.tolist() if hasattr(out, "tolist") else out  # tensors and numpy arrays
         if not isinstance(values, list | tuple):
-            self._wrong(name, "a sequence of token ids or a Generation", _describe(out))
+            self._wrong(name, "a sequence of token ids or a Generation", describe(out))
         ids = []
         for idx, given in enumerate(values):
             token = _as_int(given)
             if token is None:
-                self._wrong(name, "token ids as ints", f"{_describe(given)} at index {idx}")
+                self._wrong(name, "token ids as ints", f"{describe(given)} at index {idx}")
             if token < 0 or (self.vocab_size is not None and token >= self.vocab_size):
                 limit = "" if self.vocab_size is None else f" and < {self.vocab_size}"
                 self._wrong(name, f"token ids >= 0{limit}", f"{token} at index {idx}")
@@ -182,11 +181,17 @@ def _as_int(value: Any) -> int | None:
         return None
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)} and dtype {value.dtype}"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def first_line(error: BaseException) -> str:
+    """The start of an exception's message, fit for one sentence."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return lines[0] if len(lines[0]) <= 160 else f"{lines[0][:157]}..."
 
 
 def _where(error: BaseException) -> str:

@@ -24,6 +24,7 @@ class ClaimRecord:
     num_ties: tokens from there on that are not the oracle's argmax, each excused below the measured noise bound.
     num_identical: generations equal to plain decoding.
     worst: largest error found, as a share of its bound. thresholds: threshold -> [equal tokens, tokens].
+    largest_rounding: the largest move below rounding where bit-identity was asked for.
     layouts: tree layout -> [rounds, rows, bytes of masks, bytes of drafted keys and values].
     detail: what the footer adds in words. shrunk_drafts: drafted nodes of the smallest failing case.
     """
@@ -41,6 +42,7 @@ class ClaimRecord:
     num_generations: int = 0
     num_identical: int = 0
     worst: float = 0.0
+    largest_rounding: float = 0.0
     thresholds: dict[str, list[int]] = field(default_factory=dict)
     layouts: dict[str, list[int]] = field(default_factory=dict)
     detail: str = ""
@@ -62,6 +64,10 @@ class ClaimRecord:
     def note_threshold(self, threshold: float, num_equal: int, num_tokens: int) -> None:
         equal, total = self.thresholds.get(str(threshold), [0, 0])
         self.thresholds[str(threshold)] = [equal + num_equal, total + num_tokens]
+
+    def note_rounding(self, size: float) -> None:
+        """A difference where none was expected, too small for a fault; `size` is shown."""
+        self.largest_rounding = max(self.largest_rounding, size)
 
     def note_layout(self, layout: str, *, rounds: int, rows: int, mask_bytes: int, kv_bytes: int) -> None:
         old = self.layouts.get(layout, [0, 0, 0, 0])

@@ -16,7 +16,7 @@ from specbench.clock import Clock
 from specbench.loading import EXPOSE, Target, TargetError, capabilities
 from specbench.models import find_model
 from specbench.own_bank import OwnBank, TextSession
-from specbench.probe import Probe
+from specbench.probe import Probe, describe, first_line
 from specbench.profiles import Profile
 from specbench.protocols import Drafter, LanguageModel
 from specbench.reference import autoregressive
@@ -63,6 +63,9 @@ class Subject:
         foreign = bank.from_checkpoint or (target.has_build_from and not target.has_build)
         self.exact = bank.exact and not foreign
         self.noise_dtype = torch.float32 if bank.exact and foreign else bank.noise_dtype
+        declared = getattr(target.adapter, "dtype", None)
+        if foreign and declared in DTYPES and torch.finfo(DTYPES[declared]).eps > torch.finfo(self.noise_dtype).eps:
+            self.noise_dtype = DTYPES[declared]  # an engine that computes in half precision, whatever the folder holds
         self.used_prompts: set[str] = set()
         self._memory: dict[tuple[Any, ...], Any] = {}
         self._plain_texts: dict[tuple[int, tuple[int, ...], int], tuple[int, ...]] = {}
@@ -93,16 +96,21 @@ class Subject:
         return Probe(adapter, vocab_size=one.vocab_size, clock=self.clock, watchdog=self.watchdog)
 
     def open_plain(self, case: Case) -> Probe:
-        """Plain decoding in the subject's dtype on the same weights: what a target's noise is measured against."""
+        """Plain decoding in the subject's dtype on the same weights: what a target's noise is measured against.
+
+        Never the forward that is judged: a fault in it would become the very bound that excuses it.
+        """
         model = self.bank.model(case.model)
-        if isinstance(self.bank, OwnBank) and "tree" in self.has:
-            return self.open(case)
         if isinstance(self.bank, OwnBank) and self.bank.is_called:
             plain = TextSession(model)
             return Probe(plain, vocab_size=model.vocab_size, clock=self.clock, watchdog=self.watchdog)
         if isinstance(model, LlamaModel) and self.noise_dtype != model.dtype:
             model = model.to(self.noise_dtype)
         return Probe(TreeSession(model), vocab_size=model.vocab_size, clock=self.clock, watchdog=self.watchdog)
+
+    def open_stepping(self, case: Case) -> Probe:
+        """The target's own one-by-one forward where that is the definition of right (fp64 weights of its own)."""
+        return self.open(case) if isinstance(self.bank, OwnBank) and self.bank.is_called else self.open_plain(case)
 
     def remember(self, key: tuple[Any, ...], make: Callable[[], Remembered], *, always: bool = False) -> Remembered:
         """What `make` returns, kept for later claims on a real model, where one forward costs what a thousand tiny
@@ -167,7 +175,7 @@ class Subject:
                 return factory()
         except Exception as error:
             raise TargetError(
-                f"target {self.target.name!r}: {name}() raised {type(error).__name__}: {error}"
+                f"target {self.target.name!r}: {name}() raised {type(error).__name__}: {first_line(error)}"
             ) from error
 
     def _capabilities(self) -> frozenset[str]:
@@ -175,6 +183,12 @@ class Subject:
         extra: set[str] = set()
         if self.target.has_build or self.target.has_build_from:
             adapter = self._make(self.bank.model(0), Case(), None)
+            if not capabilities(adapter, self.target.name):
+                factory = "build" if self.target.has_build else "build_from"
+                raise TargetError(
+                    f"target {self.target.name!r}: {factory}() returned {describe(adapter)}, must return an object "
+                    "with some of the methods of the adapter levels in the README"
+                )
             extra = {"oracle", "build"} if self.target.has_build else {"oracle"}
         elif isinstance(self.bank, OwnBank) and self.bank.has_oracle:
             extra = {"oracle"}

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
 
+from specbench.banks import TinyBank
 from specbench.cases import TreeCase
 from specbench.checks import CHECKS
 from specbench.claims import Violation
-from specbench.judge import RunSession
-from specbench.loading import Target
+from specbench.judge import Failed, RunSession
+from specbench.loading import Target, TargetError
 from specbench.profiles import PROFILES
-from specbench.record import EQUAL, ClaimRecord
+from specbench.record import BUG, EQUAL, NOISE, ClaimRecord
 from specbench.reference.decoder import Decoder
 from specbench.subjects import NotTested
-from specbench.types import Taps
+from specbench.tree import DraftTree
+from specbench.types import Stop, Taps
 
 # Two branches of two below the root, behind a prefix of two.
 CASE = TreeCase(prompt=(3, 1, 4), tokens=(4, 1, 5, 9, 2), parents=(-1, 0, 0, 1, 2))
@@ -182,3 +185,106 @@ def test_a_last_round_left_uncommitted_is_no_fault() -> None:
 
     session = session_on(Leaving())
     assert [session.judge(claim, "tiny-fp64").verdict for claim in ("stop.eos", "stop.max_tokens")] == [EQUAL, EQUAL]
+
+
+class Own(Decoder):
+    """Weights of its own in fp32, every level up to three. Oracle: its `logits`, which are right."""
+
+    dtype = "fp32"
+
+    def __init__(self) -> None:
+        super().__init__(TinyBank("fp32", torch.float32).model(0))
+
+
+class OwnForgetsPrefix(Own):
+    """The forward loses the first cached value row: in every forward, plain steps included."""
+
+    def forward_tree(self, tree, *, taps=None):  # type: ignore[no-untyped-def]
+        for layer in range(self.num_layers):
+            self._cache.rows(layer)[1][:, :1] = 0
+        return super().forward_tree(tree, taps=taps)
+
+
+def verdict_of(adapter: object, claim: str, subject: str) -> str:
+    session = session_on(adapter)
+    with suppress(Failed):
+        session.judge(claim, subject)
+    return session.run.claims[-1].verdict
+
+
+@pytest.mark.parametrize(("adapter", "verdict"), [(Own(), NOISE), (OwnForgetsPrefix(), BUG)])
+def test_a_fault_in_the_forward_is_never_the_bound_that_excuses_it(adapter: object, verdict: str) -> None:
+    """Noise was once measured with the very forward under test, and twice the fault excused the fault."""
+    assert verdict_of(adapter, "tree.logits", "own") == verdict
+
+
+class KeepsText(Decoder):
+    """A second generate goes on from the first one's text."""
+
+    _text: tuple[int, ...] = ()
+
+    def generate(self, prompt, **keywords):  # type: ignore[no-untyped-def]
+        out = super().generate([*self._text, *prompt], **keywords)
+        self._text = (*self._text, *prompt, *out.tokens)
+        return out
+
+
+class KeepsCache(Decoder):
+    """A second prefill appends to what is cached."""
+
+    def prefill(self, tokens):  # type: ignore[no-untyped-def]
+        self.extend(list(tokens))
+
+
+class FirstEndTokenOnly(Decoder):
+    def generate(self, prompt, *, stop, **keywords):  # type: ignore[no-untyped-def]
+        return super().generate(prompt, stop=Stop(stop.eos_token_ids[:1]), **keywords)
+
+
+class OrdersByToken(Decoder):
+    """Right, but its rows stand in an order that depends on the tokens, so that rounding does too."""
+
+    def forward_tree(self, tree, *, taps=None):  # type: ignore[no-untyped-def]
+        order = sorted(
+            range(tree.num_nodes), key=lambda node: [(tree.token_list[one], one) for one in tree.path_to(node)]
+        )
+        place = {node: row for row, node in enumerate(order)}
+        parents = [-1, *(place[tree.parent_list[node]] for node in order[1:])]
+        return super().forward_tree(DraftTree.of([tree.token_list[node] for node in order], parents))[
+            [place[node] for node in range(tree.num_nodes)]
+        ]
+
+
+class Building:
+    def __init__(self, made: type[Decoder]) -> None:
+        self._made = made
+
+    def build(self, model: object, drafter: object) -> Decoder:
+        return self._made(model, drafter)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("made", "claim", "verdicts"),
+    [
+        (KeepsText, "greedy.lossless", {BUG}),
+        (KeepsCache, "kv.rollback", {BUG}),
+        (FirstEndTokenOnly, "stop.eos", {BUG}),
+        (OrdersByToken, "tree.noninterference", {EQUAL, NOISE}),
+        (OrdersByToken, "tree.logits", {EQUAL}),
+    ],
+)
+def test_what_a_newcomer_found_by_hand(made: type[Decoder], claim: str, verdicts: set[str]) -> None:
+    assert verdict_of(Building(made), claim, "tiny-fp64") in verdicts
+
+
+def test_a_factory_that_returns_nothing_is_told_before_anything_is_judged() -> None:
+    class Forgetful:
+        def build(self, model: object, drafter: object) -> None:
+            return None
+
+    with pytest.raises(TargetError) as caught:
+        session_on(Forgetful())
+    assert str(caught.value) == (
+        "target 'spoiled': build() returned NoneType None, must return an object "
+        "with some of the methods of the adapter levels in the README"
+    )

@@ -92,7 +92,7 @@ CommitMismatch: layer 0 k, row 2 is off by 5.7 after round 1      [claim kv.comm
         "own_row",
         "greedy.walk@tiny-fp64@WalkCase,tokens=0.1,parents=-1.0,winners=1/0",
         """\
-WalkMismatch: node 1 is not accepted, though its parent's row says 1      [claim greedy.walk, level 2]
+WalkMismatch: node 1 is not accepted, though its parent's row says 1: acceptance is lost      [claim greedy.walk, level 2]
 
   MUST      accept a draft if and only if it is the argmax (lowest id on ties) of its parent's row, and add the argmax of the last accepted row
   on        tiny-fp64, seed 7, device cpu

@@ -198,7 +198,12 @@ def test_a_target_that_hangs_ends_with_exit_code_7_the_table_and_the_record() ->
         "_SleepingDecoder.generate() did not return within 2 s: "
         "give --specbench-timeout SECONDS if it needs longer, otherwise it hangs"
     )
-    assert ran.lines[-2:] == [f"greedy.lossless on tiny-fp64: {sentence}", "leaving with exit code 7"], ran.out
+    replay = "greedy.lossless@tiny-fp64@GenerationCase,rounds=0:-1:0,eos_idx=0"
+    assert ran.lines[-3:] == [
+        f"greedy.lossless on tiny-fp64: {sentence}",
+        f"while judging --replay {replay}",
+        "leaving with exit code 7",
+    ], ran.out
     assert ran.run is not None
     verdicts = {one.claim: one.verdict for one in ran.run.claims}
     assert (ran.code, ran.has_table, ran.run.ended) == (7, True, f"hung: {sentence}")

@@ -54,6 +54,9 @@ def check_rollback(subject: Subject, case: Case, record: ClaimRecord) -> None:
     cache = _expected_cache(subject, case, kept[:-1])
     next_logits = _expected_logits(subject, case, kept[:-1], tree)
     probe = subject.open(case)
+    # Another text first, left in the middle of a round: a prefill starts over.
+    probe.prefill(case.prompt)
+    probe.forward_tree(rounds[0].tree)
     probe.prefill(case.prompt[:-1])
     for one, expected in zip(rounds, logits, strict=True):
         _compare_logits(claims.RollbackMismatch, probe, expected, record, f" in round {one.number}")

@@ -121,7 +121,7 @@ def plain_over_text(subject: Subject, case: Case, tokens: Sequence[int], *, num_
 
 def plain_kv(subject: Subject, case: Case, tokens: Sequence[int], *, num_layers: int) -> list[tuple[Tensor, Tensor]]:
     """The cache of plain decoding over `tokens`, the last dozen stepped one by one: keys and values by layer."""
-    probe = subject.open_plain(case)
+    probe = subject.open_stepping(case)
     num_prefilled = max(0, len(tokens) - MAX_STEPS)
     probe.prefill(tokens[:num_prefilled])
     for token in tokens[num_prefilled:]:

@@ -37,7 +37,7 @@ def check_walk(subject: Subject, case: Case, record: ClaimRecord) -> None:
         problem = f"node {bad} is accepted, but its parent's row says {winner[tree.parent_list[bad]]}"
     elif any(tree.token_list[child] == winner[last] for child in tree.children(last)):
         child = next(child for child in tree.children(last) if tree.token_list[child] == winner[last])
-        problem = f"node {child} is not accepted, though its parent's row says {winner[last]}"
+        problem = f"node {child} is not accepted, though its parent's row says {winner[last]}: acceptance is lost"
     elif result.bonus_token != winner[last]:
         problem = f"bonus token is {result.bonus_token}, must be {winner[last]} (argmax of the row of node {last})"
     if problem:

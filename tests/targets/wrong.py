@@ -52,14 +52,14 @@ class _LeavingDecoder(Decoder):
 
 
 class _RacingDecoder(Decoder):
-    """One generation of the process, the third, ends in a wrong token: what a race between streams looks like."""
+    """One generation of the process, the fourth, ends in a wrong token: what a race between streams looks like."""
 
     calls = itertools.count(1)
 
     def generate(self, *args: Any, **keywords: Any) -> Generation:
         out = super().generate(*args, **keywords)
         tokens = out.tokens
-        if tokens and next(self.calls) == 3:
+        if tokens and next(self.calls) == 4:
             tokens = (*tokens[:-1], (tokens[-1] + 1) % self.vocab_size)
         return Generation(tokens, out.finish_reason)
 
