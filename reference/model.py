@@ -2,14 +2,15 @@
 
 In fp64 every operation is fp64, so that logic faults (1e-2) and rounding (1e-15) cannot be confused. In a lower dtype
 norms, rotary angles and softmax are computed in fp32, as engines do. One sequence with an explicit cache, or whole
-causal sequences without one. No batching over caches, no fused attention, no generation loop.
+causal sequences without one; how rows attend is an argument, so that a batch can bring its own. No fused attention, no
+generation loop.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -20,12 +21,19 @@ from torch import Tensor
 from specbench.protocols import Cache
 from specbench.reference.kv_cache import CACHES, AppendableCache
 from specbench.steps import FlatTree
-from specbench.types import Taps
+from specbench.types import LayerTap, Taps
+
+# (layer, q [B, Hq, M, D], k [B, Hkv, M, D], v [B, Hkv, M, D]) -> mixed values [B, Hq, M, D], weights [B, Hq, M, K].
+Attend = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The fields of a Llama checkpoint's config.json that decide what the forward computes."""
+    """The fields of a Llama checkpoint's config.json that decide what the forward computes.
+
+    windows: for each layer how many positions a row sees, its own included, None for all; empty means None for every
+    layer. (Mistral slides all layers, Gemma every other one.)
+    """
 
     vocab_size: int
     hidden_size: int
@@ -37,8 +45,14 @@ class LlamaConfig:
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
     tied: bool = False
+    windows: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.windows and len(self.windows) != self.num_layers:
+            raise ValueError(f"windows has {len(self.windows)} entries, must have {self.num_layers} (layers) or none")
+        for layer, window in enumerate(self.windows):
+            if window is not None and window < 1:
+                raise ValueError(f"windows[{layer}] = {window} must be >= 1 (a row sees itself), or None")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads = {self.num_heads} must be a multiple of num_kv_heads = {self.num_kv_heads}")
         if self.head_dim % 2:
@@ -70,6 +84,11 @@ class LlamaModel:
         return self.config.num_layers
 
     @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """How many positions each layer sees, the row's own included; None for all."""
+        return self.config.windows or (None,) * self.num_layers
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
@@ -87,7 +106,9 @@ class LlamaModel:
         if not 1 <= num_layers <= self.num_layers:
             raise ValueError(f"num_layers = {num_layers} must be between 1 and {self.num_layers}")
         name = f"{self.name}, first {num_layers} layers"
-        return LlamaModel(replace(self.config, num_layers=num_layers), self._weights, name=name)
+        windows = self.config.windows[:num_layers]
+        config = replace(self.config, num_layers=num_layers, windows=windows)
+        return LlamaModel(config, self._weights, name=name)
 
     def new_cache(self, kind: str = "contiguous") -> Cache:
         """An empty cache of a kind in `kv_cache.CACHES`."""
@@ -108,10 +129,22 @@ class LlamaModel:
             raise ValueError(f"cache is a {type(cache).__name__}, must be one of reference.kv_cache: use new_cache()")
         appendable = cast(AppendableCache, cache)
         prefix_len = cache.length
-        mask = torch.cat([torch.ones(flat.num_rows, prefix_len, dtype=torch.bool), flat.mask], dim=1)  # [M, P+M]
+        block_mask, positions = flat.mask.to(self.device), flat.position_ids.to(self.device)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            all_k, all_v = (one[None] for one in appendable.append(layer, k[0], v[0]))  # [1, Hkv, K, D]
+            num_cached = all_k.shape[2] - flat.num_rows  # a sliding cache may hold the last rows of the prefix only
+            cached = torch.arange(prefix_len - num_cached, prefix_len, device=self.device)
+            return self.attention(layer, q, all_k, all_v, block_mask, positions, torch.cat([cached, positions]))
+
         if taps is not None:
-            taps.node_of_row, taps.position_ids, taps.mask = flat.node_of_row, flat.position_ids, mask
-        hidden = self._hidden_states(flat.tokens[None], flat.position_ids, mask.to(self.device), appendable, taps)
+            prefix = torch.ones(flat.num_rows, prefix_len, dtype=torch.bool)
+            taps.node_of_row, taps.position_ids = flat.node_of_row, flat.position_ids
+            taps.mask = torch.cat([prefix, flat.mask], dim=1)  # [M, P+M]
+        hidden = self._hidden_states(flat.tokens[None], flat.position_ids, attend, taps)
+        if taps is not None:
+            for layer in taps.layers:
+                _drop_batch(layer, num_keys=prefix_len + flat.num_rows)
         return hidden[0] @ self._head.T
 
     @torch.no_grad()
@@ -121,16 +154,28 @@ class LlamaModel:
         mask = position_ids[:, None] >= position_ids[None, :]
         if taps is not None:
             taps.position_ids, taps.mask = position_ids, mask
-        return self._hidden_states(tokens, position_ids, mask.to(self.device), None, taps) @ self._head.T
+        mask, positions = mask.to(self.device), position_ids.to(self.device)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            return self.attention(layer, q, k, v, mask, positions, positions)
+
+        return self._hidden_states(tokens, position_ids, attend, taps) @ self._head.T
+
+    @torch.no_grad()
+    def rows(self, tokens: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
+        """Any rows under any attention: tokens int64 [B, M], position_ids int64 [M] or [B, M]. Returns float [B, M, V].
+
+        A batch over several caches passes an `attend` that appends each sequence's rows to its own cache and calls
+        `attention` on what comes back.
+        """
+        return self._hidden_states(tokens, position_ids, attend, None) @ self._head.T
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Level 0: float [S, V], row i predicts token i + 1."""
         return self.causal(torch.tensor([list(tokens)], dtype=torch.int64))[0]
 
-    def _hidden_states(
-        self, tokens: Tensor, position_ids: Tensor, mask: Tensor, cache: AppendableCache | None, taps: Taps | None
-    ) -> Tensor:
-        """tokens [B, M], position_ids [M], mask bool [M, P+M]. Returns the normed last hidden state [B, M, hidden]."""
+    def _hidden_states(self, tokens: Tensor, position_ids: Tensor, attend: Attend, taps: Taps | None) -> Tensor:
+        """tokens [B, M], position_ids [M] or [B, M]. Returns the normed last hidden state [B, M, hidden]."""
         config = self.config
         cos, sin = self._rotation(position_ids.to(self.device))
         hidden = self._embedding[tokens.to(self.device)]  # [B, M, hidden]
@@ -141,12 +186,7 @@ class LlamaModel:
             k = self._heads(normed, prefix + "self_attn.k_proj", config.num_kv_heads)
             v = self._heads(normed, prefix + "self_attn.v_proj", config.num_kv_heads)
             q, k = self._rotate(q, cos, sin), self._rotate(k, cos, sin)
-            all_k, all_v = k, v
-            if cache is not None:
-                all_k, all_v = (one[None] for one in cache.append(layer, k[0], v[0]))  # [1, Hkv, P+M, D]
-            weights = self._attention_weights(q, all_k, mask, layer)  # [B, Hq, M, P+M]
-            group = config.num_heads // config.num_kv_heads
-            mixed = weights @ all_v.repeat_interleave(group, dim=1)  # [B, Hq, M, D]
+            mixed, weights = attend(layer, q, k, v)
             attention_output = self._linear(mixed.transpose(1, 2).flatten(2), prefix + "self_attn.o_proj")
             hidden = hidden + attention_output
             normed = self._norm(hidden, prefix + "post_attention_layernorm.weight")
@@ -155,17 +195,46 @@ class LlamaModel:
                 gate * self._linear(normed, prefix + "mlp.up_proj"), prefix + "mlp.down_proj"
             )
             if taps is not None:
-                fields = {"k": k, "v": v, "attention_weights": weights}
-                fields |= {"attention_output": attention_output, "hidden_state": hidden}
-                for key, one in fields.items():
-                    setattr(taps.layer(layer), key, one if cache is None else one[0])
+                tap = taps.layer(layer)
+                tap.k, tap.v, tap.attention_weights = k, v, weights
+                tap.attention_output, tap.hidden_state = attention_output, hidden
         return self._norm(hidden, "model.norm.weight")
 
-    def _attention_weights(self, q: Tensor, k: Tensor, mask: Tensor, layer: int) -> Tensor:
-        """q [B, Hq, M, D], k [B, Hkv, P+M, D]: query head h reads key head h // (Hq / Hkv). All layers do the same."""
+    def attention(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        block_mask: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """One layer's attention of M rows over K keys, the last M of them the rows' own.
+
+        q: [B, Hq, M, D]. k, v: [B, Hkv, K, D]. block_mask: bool [M, M] or [B, M, M], among the last M keys; the keys
+        before them are all visible. q_positions: [M] or [B, M], k_positions: [K] or [B, K]; a key at a negative
+        position is padding and hidden, and so is one that has left the layer's window.
+        Returns mixed values [B, Hq, M, D] and weights [B, Hq, M, K].
+        """
+        weights = self._attention_weights(q, k, block_mask, q_positions, k_positions, layer)
+        return weights @ v.repeat_interleave(self.config.num_heads // self.config.num_kv_heads, dim=1), weights
+
+    def _attention_weights(
+        self, q: Tensor, k: Tensor, block_mask: Tensor, q_positions: Tensor, k_positions: Tensor, layer: int
+    ) -> Tensor:
+        """Query head h reads key head h // (Hq / Hkv). Masks stay [M, M]: one over the prefix would be all ones."""
         k = k.repeat_interleave(self.config.num_heads // self.config.num_kv_heads, dim=1)
-        scores = (q @ k.mT).to(self._wide) / math.sqrt(self.config.head_dim)
-        return scores.masked_fill(~mask, -math.inf).softmax(dim=-1).to(self.dtype)
+        scores = (q @ k.mT).to(self._wide) / math.sqrt(self.config.head_dim)  # [B, Hq, M, K]
+        block = scores[..., scores.shape[3] - scores.shape[2] :]
+        block.masked_fill_(~block_mask.unsqueeze(-3), -math.inf)
+        if bool((k_positions < 0).any()):
+            scores.masked_fill_((k_positions < 0)[..., None, None, :], -math.inf)
+        window = self.layer_windows[layer]
+        if window is not None:
+            left = q_positions[..., :, None] - k_positions[..., None, :] >= window  # [M, K] or [B, M, K]
+            scores.masked_fill_(left.unsqueeze(-3), -math.inf)
+        return scores.softmax(dim=-1).to(self.dtype)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         bias = self._weights.get(name + ".bias")
@@ -181,10 +250,10 @@ class LlamaModel:
         return self._weights[name] * (wide * scale).to(self.dtype)
 
     def _rotation(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos, sin: [M, D/2] in the wide dtype."""
+        """cos, sin: [1, M, D/2] or [B, 1, M, D/2] in the wide dtype, the same for every head."""
         exponents = torch.arange(0, self.config.head_dim, 2, device=self.device, dtype=self._wide)
-        angles = position_ids.to(self._wide)[:, None] * self.config.rope_theta ** (-exponents / self.config.head_dim)
-        return angles.cos(), angles.sin()
+        angles = position_ids.to(self._wide)[..., None] * self.config.rope_theta ** (-exponents / self.config.head_dim)
+        return angles.cos().unsqueeze(-3), angles.sin().unsqueeze(-3)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotary embedding, Llama's half split: dimension i turns with dimension i + D/2."""
@@ -243,6 +312,16 @@ class LlamaModel:
             if not (config.tied and key == "lm_head.weight")  # the embedding again
         }
         return cls(config, weights, name=Path(path).name)
+
+
+def _drop_batch(tap: LayerTap, *, num_keys: int) -> None:
+    """Fields of a batch of one without the batch; weights get a zero for every prefix row that the cache let go."""
+    for name, value in vars(tap).items():
+        if value is not None:
+            setattr(tap, name, value[0])
+    if tap.attention_weights is not None:
+        missing = num_keys - tap.attention_weights.shape[2]
+        tap.attention_weights = torch.nn.functional.pad(tap.attention_weights, (missing, 0))
 
 
 def tiny_llama(config: LlamaConfig, *, seed: int, dtype: torch.dtype = torch.float64) -> LlamaModel:

@@ -82,8 +82,11 @@ class _SecondLayerUnmasked(LlamaModel):
             raise ValueError("this fault can be planted in reference.model only")
         super().__init__(model.config, model._weights, name=model.name)
 
-    def _attention_weights(self, q: Tensor, k: Tensor, mask: Tensor, layer: int) -> Tensor:
-        return super()._attention_weights(q, k, torch.ones_like(mask) if layer == 1 else mask, layer)
+    def _attention_weights(
+        self, q: Tensor, k: Tensor, block_mask: Tensor, q_positions: Tensor, k_positions: Tensor, layer: int
+    ) -> Tensor:
+        seen = torch.ones_like(block_mask) if layer == 1 else block_mask
+        return super()._attention_weights(q, k, seen, q_positions, k_positions, layer)
 
 
 FAULTS = (
