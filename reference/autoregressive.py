@@ -13,21 +13,28 @@ import torch
 from torch import Tensor
 
 from specbench.protocols import LanguageModel
+from specbench.reference.processors import process_row
 from specbench.reference.verify import argmax_lowest
 from specbench.tree import DraftTree
-from specbench.types import NEVER_STOP, Generation, LayerTap, Stop, Taps
+from specbench.types import GREEDY, NEVER_STOP, Generation, LayerTap, Sampling, Stop, Taps
 
 
 def generate(
-    model: LanguageModel, prompt: Sequence[int], *, max_new_tokens: int, stop: Stop = NEVER_STOP
+    model: LanguageModel,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    stop: Stop = NEVER_STOP,
+    sampling: Sampling = GREEDY,
 ) -> Generation:
     """Greedy decoding by definition. Costs a whole forward a token."""
-    tokens = list(prompt)
+    tokens, num_prompt = list(prompt), len(prompt)
     for _ in range(max_new_tokens):
-        tokens.append(argmax_lowest(model.logits(tokens)[-1]))
-        if tokens[-1] in stop.eos_token_ids:
-            return Generation(tuple(tokens[len(prompt) :]), "eos")
-    return Generation(tuple(tokens[len(prompt) :]), "length")
+        row = process_row(model.logits(tokens)[-1], tokens, num_prompt=num_prompt, sampling=sampling, stop=stop)
+        tokens.append(argmax_lowest(row))
+        if reason := stop.reason_at(tokens[num_prompt:]):
+            return Generation(tuple(tokens[num_prompt:]), reason)
+    return Generation(tuple(tokens[num_prompt:]), "length")
 
 
 @dataclass(frozen=True)

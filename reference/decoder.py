@@ -15,7 +15,7 @@ from specbench.protocols import Coins, Drafter, LanguageModel, SeededCoins
 from specbench.reference.session import TreeSession
 from specbench.reference.steps import STEPS
 from specbench.reference.verify import threshold_walk
-from specbench.steps import Steps
+from specbench.steps import Emission, Steps
 from specbench.tree import DraftTree, root_only
 from specbench.types import GREEDY, NEVER_STOP, Generation, Round, Sampling, Stop, VerifyResult, as_token_ids
 
@@ -25,6 +25,8 @@ class Decoder(TreeSession):
 
     max_nodes, max_depth: the most drafts and the deepest level asked of the drafter in a round.
     """
+
+    features = ("stop_sequences", "min_new_tokens", "penalties", "bad_words", "grammar", "processors")
 
     def __init__(
         self,
@@ -51,46 +53,41 @@ class Decoder(TreeSession):
         seed: int = 0,
     ) -> Generation:
         """Level 1. Tokens equal plain decoding's; `rounds` records every round."""
-        refuse_unsupported(sampling)
-        context = list(as_token_ids(prompt, argument="prompt", vocab_size=self.vocab_size))
-        if not context:
-            raise ValueError("prompt is empty: it must hold at least one token (the root of the first tree)")
-        if max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens = {max_new_tokens} must be >= 0")
-        num_prompt, coins = len(context), SeededCoins(seed)
-        rounds: list[Round] = []
-        finish_reason = None if max_new_tokens else "length"
-        self.prefill(context[:-1])
-        while finish_reason is None:
-            num_remaining = num_prompt + max_new_tokens - len(context)
-            one, finish_reason = self._round(context, num_remaining, sampling, stop, coins)
-            rounds.append(one)
-            context.extend(one.emitted)
-        return Generation(tuple(context[num_prompt:]), finish_reason, tuple(rounds))
+        self.reset()
+        return DecodingSession(self).generate(
+            prompt, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, seed=seed
+        )
 
-    def _round(
-        self, context: list[int], num_remaining: int, sampling: Sampling, stop: Stop, coins: Coins
+    def session(self) -> DecodingSession:
+        """A text that is continued turn by turn on this decoder, whose cache it keeps."""
+        self.reset()
+        return DecodingSession(self)
+
+    def round(
+        self,
+        context: list[int],
+        *,
+        num_prompt: int,
+        num_remaining: int,
+        sampling: Sampling,
+        stop: Stop,
+        coins: Coins,
     ) -> tuple[Round, str | None]:
-        tree = root_only(context[-1])
-        # The bonus token is always emitted, so a draft deeper than what remains without it is work thrown away.
-        max_depth = min(self._max_depth, num_remaining - 1)
-        if self._drafter is not None and max_depth > 0:
-            tree = self.steps.draft(
-                self._drafter,
-                context,
-                max_nodes=self._max_nodes,
-                max_depth=max_depth,
-                sampling=sampling,
-                coins=coins,
-            )
+        """Draft, verify, emit, commit. context: all tokens so far, the root last, all but the root cached."""
+        tree = self.draft_round(context, num_remaining=num_remaining, sampling=sampling, coins=coins)
         prefix_len = self.cache_len
         target_logits = self.forward_tree(tree)
         flat = self.last_flat
         assert flat is not None
-        result = self.steps.walk(tree, target_logits)
-        emission = self.steps.emit(tree, result, stop=stop, num_remaining=num_remaining)
-        if not 1 <= len(emission.tokens) <= num_remaining:
-            raise ValueError(f"a round emitted {len(emission.tokens)} tokens, must emit 1 to {num_remaining}")
+        result, emission = self.decide(
+            tree,
+            target_logits,
+            context,
+            num_prompt=num_prompt,
+            num_remaining=num_remaining,
+            sampling=sampling,
+            stop=stop,
+        )
         # A stop rule may have cut the path; the last emitted token is the next root and stays uncached.
         self.commit(result.path[: len(emission.tokens) - 1])
         record = Round(
@@ -105,6 +102,40 @@ class Decoder(TreeSession):
             kv_bytes=self.kv_bytes(flat.num_rows),
         )
         return record, emission.finish_reason
+
+    def draft_round(self, context: list[int], *, num_remaining: int, sampling: Sampling, coins: Coins) -> DraftTree:
+        """The drafter's tree below the root, or the root alone."""
+        # The bonus token is always emitted, so a draft deeper than what remains without it is work thrown away.
+        max_depth = min(self._max_depth, num_remaining - 1)
+        if self._drafter is None or max_depth <= 0:
+            return root_only(context[-1])
+        return self.steps.draft(
+            self._drafter, context, max_nodes=self._max_nodes, max_depth=max_depth, sampling=sampling, coins=coins
+        )
+
+    def decide(
+        self,
+        tree: DraftTree,
+        target_logits: Tensor,
+        context: Sequence[int],
+        *,
+        num_prompt: int,
+        num_remaining: int,
+        sampling: Sampling,
+        stop: Stop,
+    ) -> tuple[VerifyResult, Emission]:
+        """What the target's logits float [N, V] accept, and what of it is emitted; the drafter is told, if it asks."""
+        logits = self.steps.process(
+            tree, target_logits, context=context, num_prompt=num_prompt, sampling=sampling, stop=stop
+        )
+        result = self.steps.walk(tree, logits)
+        emission = self.steps.emit(tree, result, stop=stop, num_remaining=num_remaining, output=context[num_prompt:])
+        if not 1 <= len(emission.tokens) <= num_remaining:
+            raise ValueError(f"a round emitted {len(emission.tokens)} tokens, must emit 1 to {num_remaining}")
+        observe = getattr(self._drafter, "observe", None)
+        if observe is not None:
+            observe(result)
+        return result, emission
 
     def verify(
         self, tree: DraftTree, target_logits: Tensor, *, sampling: Sampling = GREEDY, coins: Coins | None = None
@@ -123,6 +154,50 @@ class Decoder(TreeSession):
             max_nodes=self._max_nodes,
             max_depth=self._max_depth,
         )
+
+
+class DecodingSession:
+    """One text on one decoder, turn by turn. What a stop rule cut off is not cached, so the next turn goes on there."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.text: list[int] = []
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling = GREEDY,
+        stop: Stop = NEVER_STOP,
+        seed: int = 0,
+    ) -> Generation:
+        """Appends `prompt` (possibly empty, to go on as if the stop had not been) to the text, then up to
+        `max_new_tokens` more. Penalties and stop rules count this turn's output alone."""
+        decoder = self._decoder
+        refuse_unsupported(sampling)
+        context = [*self.text, *as_token_ids(prompt, argument="prompt", vocab_size=decoder.vocab_size)]
+        if not context:
+            raise ValueError("prompt is empty: it must hold at least one token (the root of the first tree)")
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens = {max_new_tokens} must be >= 0")
+        num_prompt, coins = len(context), SeededCoins(seed)
+        rounds: list[Round] = []
+        finish_reason = None if max_new_tokens else "length"
+        decoder.extend(context[decoder.cache_len : -1])
+        while finish_reason is None:
+            one, finish_reason = decoder.round(
+                context,
+                num_prompt=num_prompt,
+                num_remaining=num_prompt + max_new_tokens - len(context),
+                sampling=sampling,
+                stop=stop,
+                coins=coins,
+            )
+            rounds.append(one)
+            context.extend(one.emitted)
+        self.text = context
+        return Generation(tuple(context[num_prompt:]), finish_reason, tuple(rounds))
 
 
 def refuse_unsupported(sampling: Sampling) -> None:

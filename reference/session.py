@@ -56,6 +56,14 @@ class TreeSession:
         self._cache = self.model.new_cache(self._cache_kind)
         self.extend(ids)
 
+    def reset(self) -> None:
+        """Drop everything: the next text starts from an empty cache."""
+        self.prefill([])
+
+    def abort(self) -> None:
+        """Drop an uncommitted forward, if there is one: the round has not been."""
+        self.truncate(self.cache_len)
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Append known tokens to the cache: prefill in chunks, or a drafter catching up with what was committed."""
         ids = as_token_ids(tokens, argument="tokens", vocab_size=self.vocab_size)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from specbench.protocols import Cache, Coins, Drafter, LanguageModel
 from specbench.reference.layouts import flatten_tree_mask
+from specbench.reference.processors import process_row
 from specbench.reference.verify import greedy_walk
 from specbench.steps import Emission, FlatTree, Steps
 from specbench.tree import DraftTree
@@ -29,12 +31,34 @@ def forward(model: LanguageModel, flat: FlatTree, cache: Cache, *, taps: Taps | 
     return model.forward(flat, cache, taps=taps)
 
 
-def emit(tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int) -> Emission:
-    """Accepted drafts and the bonus token, cut behind the first end token, then at the token limit."""
+def process(
+    tree: DraftTree,
+    target_logits: Tensor,
+    *,
+    context: Sequence[int],
+    num_prompt: int,
+    sampling: Sampling,
+    stop: Stop,
+) -> Tensor:
+    """Each row once, with the history of its own node: what is committed, then the node's path."""
+    if not sampling.changes_logits and not stop.min_new_tokens:
+        return target_logits
+    histories = [[*context, *tree.path_tokens(node)[1:]] for node in range(tree.num_nodes)]
+    rows = [
+        process_row(row, history, num_prompt=num_prompt, sampling=sampling, stop=stop)
+        for row, history in zip(target_logits, histories, strict=True)
+    ]
+    return torch.stack(rows)
+
+
+def emit(
+    tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
+) -> Emission:
+    """Accepted drafts and the bonus token, cut behind the first end token or stop sequence, then at the limit."""
     tokens = [*(tree.token_list[node] for node in result.path), result.bonus_token][:num_remaining]
-    for idx, token in enumerate(tokens):
-        if token in stop.eos_token_ids:
-            return Emission(tuple(tokens[: idx + 1]), "eos")
+    for num_kept in range(1, len(tokens) + 1):
+        if reason := stop.reason_at([*output, *tokens[:num_kept]]):
+            return Emission(tuple(tokens[:num_kept]), reason)
     return Emission(tuple(tokens), "length" if len(tokens) == num_remaining else None)
 
 
@@ -43,4 +67,12 @@ def commit(cache: Cache, prefix_len: int, rows: Sequence[int]) -> None:
     cache.commit(prefix_len, rows)
 
 
-STEPS = Steps(draft=draft, flatten=flatten_tree_mask, forward=forward, walk=greedy_walk, emit=emit, commit=commit)
+STEPS = Steps(
+    draft=draft,
+    flatten=flatten_tree_mask,
+    forward=forward,
+    process=process,
+    walk=greedy_walk,
+    emit=emit,
+    commit=commit,
+)

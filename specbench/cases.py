@@ -131,7 +131,7 @@ class GenerationCase(Case):
 
 
 _KINDS = {one.__name__: one for one in (TreeCase, PerturbedCase, CommitCase, WalkCase, GenerationCase)}
-_WORD = re.compile(r"[a-z_]{1,32}\Z")
+_WORD = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
 
 
 def encode(case: Case) -> str:
@@ -195,7 +195,8 @@ def _decode_value(name: str, text: str, default: object) -> object:
         return _tuple(name, text)
     if isinstance(default, str):
         if not _WORD.match(text):
-            raise ValueError(f"replay string: {name} = {text!r} must be a word of lower-case letters and underscores")
+            allowed = "lower-case letters, digits and underscores"
+            raise ValueError(f"replay string: {name} = {text!r} must be a word of {allowed}")
         return text
     return _int(name, text)
 

@@ -120,6 +120,118 @@ class ThresholdMismatch(Violation):
     claim_id = "threshold.consistency"
 
 
+class LongContextMismatch(Violation):
+    claim_id = "tree.long"
+
+
+class MachineMismatch(Violation):
+    claim_id = "kv.machine"
+
+
+class DeadRowRead(Violation):
+    claim_id = "kv.dead_rows"
+
+
+class ForkMismatch(Violation):
+    claim_id = "kv.fork"
+
+
+class PageLeak(Violation):
+    claim_id = "kv.pages"
+
+
+class ChunkMismatch(Violation):
+    claim_id = "kv.chunked"
+
+
+class AbortMismatch(Violation):
+    claim_id = "kv.abort"
+
+
+class BatchVerifyMismatch(Violation):
+    claim_id = "verify.batch"
+
+
+class StaleState(Violation):
+    claim_id = "greedy.repeatable"
+
+
+class StopSequenceMismatch(Violation):
+    claim_id = "stop.sequences"
+
+
+class MinTokensMismatch(Violation):
+    claim_id = "stop.min_tokens"
+
+
+class StopIndexMismatch(Violation):
+    claim_id = "stop.every_index"
+
+
+class ResumeMismatch(Violation):
+    claim_id = "stop.resume"
+
+
+class PenaltyMismatch(Violation):
+    claim_id = "processors.penalties"
+
+
+class BadWordEmitted(Violation):
+    claim_id = "processors.bad_words"
+
+
+class GrammarViolation(Violation):
+    claim_id = "processors.grammar"
+
+
+class HistoryMismatch(Violation):
+    claim_id = "processors.history"
+
+
+class BatchMismatch(Violation):
+    claim_id = "batch.solo"
+
+
+class JoinMismatch(Violation):
+    claim_id = "batch.join"
+
+
+class RankDivergence(Violation):
+    claim_id = "ranks.agree"
+
+
+class AcceptanceMismatch(Violation):
+    claim_id = "metrics.acceptance"
+
+
+class MalformedDraft(Violation):
+    claim_id = "drafter.tree"
+
+
+class BudgetExceeded(Violation):
+    claim_id = "drafter.budget"
+
+
+class DraftLawMismatch(Violation):
+    claim_id = "drafter.law"
+
+
+class DraftPeeks(Violation):
+    claim_id = "drafter.no_peeking"
+
+
+class DraftNotDeterministic(Violation):
+    claim_id = "drafter.deterministic"
+
+
+class DrafterStale(Violation):
+    claim_id = "drafter.state"
+
+
+class SelfDraftRejected(Violation):
+    claim_id = "drafter.self_draft"
+
+
 CLAIMS: dict[str, Claim] = {
     claim.id: claim
     for claim in (
@@ -173,6 +285,13 @@ CLAIMS: dict[str, Claim] = {
             "the mask: a row misses an ancestor or part of the prefix",
         ),
         Claim(
+            "tree.long",
+            3,
+            "hold for prefixes of thousands of tokens and trees of hundreds of nodes what holds for small ones",
+            ("tree", "oracle", "build"),
+            "index types, block boundaries and buffer sizes of attention and mask",
+        ),
+        Claim(
             "kv.commit",
             3,
             "keep, after a commit, exactly the keys and values of the committed tokens, contiguous and in order",
@@ -187,6 +306,50 @@ CLAIMS: dict[str, Claim] = {
             "the crop after a rejection",
         ),
         Claim(
+            "kv.machine",
+            3,
+            "after any sequence of prefill, draft, verify, commit, truncate, plain step, abort, fork, reset and "
+            "resume, hold exactly the rows of the committed tokens and give plain decoding's next logits",
+            ("tree", "kv", "oracle"),
+            "the operation named last, and what it leaves to the next one",
+        ),
+        Claim(
+            "kv.dead_rows",
+            3,
+            "never let what lies beyond the committed rows (rejected rows, free slots, padding, static buffers) reach"
+            " an answer",
+            ("tree", "oracle", "poison"),
+            "the length that attention reads to, or the mask over the padding",
+        ),
+        Claim(
+            "kv.fork",
+            3,
+            "let neither of two sequences that share a prefix see or change the other's tokens",
+            ("tree", "oracle", "fork"),
+            "copy on write of shared rows or pages",
+        ),
+        Claim(
+            "kv.pages",
+            3,
+            "hold as many pages as the committed rows need, and none after a reset",
+            ("tree", "pages"),
+            "what frees pages on a cut, a rejection and a reset",
+        ),
+        Claim(
+            "kv.chunked",
+            3,
+            "build the same cache whether a prompt arrives whole, in chunks, or behind a kept prefix",
+            ("tree", "kv", "oracle", "extend"),
+            "positions and mask of the later chunks",
+        ),
+        Claim(
+            "kv.abort",
+            3,
+            "leave no trace of a round that was dropped before its commit",
+            ("tree", "oracle", "abort"),
+            "what an aborted round leaves in cache, buffers and drafter",
+        ),
+        Claim(
             "greedy.walk",
             2,
             "accept a draft if and only if it is the argmax (lowest id on ties) of its parent's row, "
@@ -195,11 +358,25 @@ CLAIMS: dict[str, Claim] = {
             "the verifier: which row judges a draft, which row gives the bonus token",
         ),
         Claim(
+            "verify.batch",
+            2,
+            "decide each tree of a batch as it decides that tree alone",
+            ("verify_batch",),
+            "offsets into the flattened logits, and padding of the smaller trees",
+        ),
+        Claim(
             "greedy.lossless",
             1,
             "with temperature 0, emit exactly the tokens the target model emits one by one",
             ("generate", "oracle"),
             "the round loop",
+        ),
+        Claim(
+            "greedy.repeatable",
+            1,
+            "give the same answer to the same request, whatever requests the instance has served in between",
+            ("generate", "oracle"),
+            "buffers, masks and token lists that are not cleared between requests or rounds",
         ),
         Claim(
             "progress",
@@ -223,6 +400,83 @@ CLAIMS: dict[str, Claim] = {
             "the length cut inside an accepted run",
         ),
         Claim(
+            "stop.sequences",
+            1,
+            "end with the last token of the first stop sequence, also when it spans rounds, and keep nothing beyond it",
+            ("generate", "oracle", "stop_sequences"),
+            "the stop test at the seam of two rounds and inside an accepted run",
+        ),
+        Claim(
+            "stop.min_tokens",
+            1,
+            "emit no end token and end at no stop sequence among the first min_new_tokens tokens",
+            ("generate", "oracle", "min_new_tokens"),
+            "the least length applied to drafted rows, each by its own depth",
+        ),
+        Claim(
+            "stop.every_index",
+            1,
+            "end where plain decoding ends for an end token and a length limit at every index of an accepted run",
+            ("generate", "oracle"),
+            "the order of the end-token test and the length cut",
+        ),
+        Claim(
+            "stop.resume",
+            1,
+            "go on after a stop as plain decoding of the whole text does",
+            ("generate", "oracle", "session"),
+            "what the cut left in cache, processors and drafter",
+        ),
+        Claim(
+            "processors.penalties",
+            1,
+            "apply repetition, presence and frequency penalties to each drafted row with that row's own history",
+            ("generate", "oracle", "penalties"),
+            "which tokens a drafted row's penalty counts: rejected ones, accepted ones twice, its own path",
+        ),
+        Claim(
+            "processors.bad_words",
+            1,
+            "emit no forbidden token sequence, also when it spans drafts and rounds, and lose nothing else",
+            ("generate", "oracle", "bad_words"),
+            "the history that the ban on a drafted row looks at",
+        ),
+        Claim(
+            "processors.grammar",
+            1,
+            "judge each drafted row in the grammar state that its own path leads to",
+            ("generate", "oracle", "grammar"),
+            "the automaton's rollback between siblings and after a rejection",
+        ),
+        Claim(
+            "processors.history",
+            1,
+            "call a logits processor once for each row, with the committed text and the row's own path as history",
+            ("generate", "oracle", "processors"),
+            "the token list that processors are given",
+        ),
+        Claim(
+            "batch.solo",
+            1,
+            "give every row of a ragged batch the output of its solo run",
+            ("generate_batch", "oracle"),
+            "padding, unequal accept lengths, rows without drafts",
+        ),
+        Claim(
+            "batch.join",
+            1,
+            "give rows that finish early, are condensed away or join late the output of their solo runs",
+            ("generate_batch", "oracle"),
+            "row indices after the batch is condensed or grows",
+        ),
+        Claim(
+            "ranks.agree",
+            1,
+            "choose the same drafts and tokens on every rank of a lock-step group",
+            ("generate", "ranks"),
+            "decisions that each rank takes for itself instead of hearing them from one",
+        ),
+        Claim(
             "cost.rows",
             1,
             "forward at most one row a node and the root in each round, and never encode the prefix again",
@@ -236,6 +490,64 @@ CLAIMS: dict[str, Claim] = {
             "threshold; at 0.5 and above that loses nothing",
             ("generate", "rounds", "threshold", "oracle"),
             "the threshold rule: which row's probability is compared",
+        ),
+        Claim(
+            "metrics.acceptance",
+            1,
+            "report rounds that add up to the output: accepted drafts, bonus tokens and what a stop cut off",
+            ("generate", "rounds"),
+            "the acceptance counters",
+        ),
+        Claim(
+            "drafter.tree",
+            5,
+            "draft a well-formed tree below the last token of the context: parents before children, token ids in the "
+            "vocabulary, no duplicate siblings unless drawn with replacement",
+            ("draft",),
+            "the order of nodes and the parents after sorting or pruning",
+        ),
+        Claim(
+            "drafter.budget",
+            5,
+            "draft at most max_nodes nodes and max_depth levels, and nothing when either is 0",
+            ("draft",),
+            "the count against the budget (the root is not counted)",
+        ),
+        Claim(
+            "drafter.law",
+            5,
+            "name in draft_probs the very law that the children of each node were drawn from",
+            ("draft",),
+            "temperature, filters and buffers between the draw and the law that is handed on",
+        ),
+        Claim(
+            "drafter.no_peeking",
+            5,
+            "draft from the given context alone",
+            ("draft",),
+            "state that other texts have left behind",
+        ),
+        Claim(
+            "drafter.deterministic",
+            5,
+            "draft the same tree for the same context, budget and coins",
+            ("draft",),
+            "randomness that does not come from the coins",
+        ),
+        Claim(
+            "drafter.state",
+            5,
+            "draft after any accept history what a fresh drafter drafts for the same context",
+            ("draft",),
+            "the drafter's own cache after partial and full accepts",
+        ),
+        Claim(
+            "drafter.self_draft",
+            1,
+            "accept every draft when the target is its own drafter",
+            ("generate", "rounds", "build"),
+            "the drafter's cache, positions and hidden states after an accept: the output stays right, only "
+            "acceptance falls",
         ),
     )
 }

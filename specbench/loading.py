@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ class Target:
     def has_build_from(self) -> bool:
         return callable(getattr(self.adapter, "build_from", None))
 
+    @property
+    def has_build_drafter(self) -> bool:
+        return callable(getattr(self.adapter, "build_drafter", None))
+
 
 # The call we make, by method: positional parameter names, then keyword names.
 CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -50,8 +55,25 @@ CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "build": (("model", "drafter"), ()),
     "build_from": (("checkpoint", "drafter_checkpoint"), ()),
     "with_threshold": (("threshold",), ()),
+    "generate_batch": (("requests",), ()),
+    "session": ((), ()),
+    "verify_batch": (("trees", "flat_logits", "cu_nodes"), ("sampling", "coins")),
+    "extend": (("tokens",), ()),
+    "fork": ((), ()),
+    "abort": ((), ()),
+    "reset": ((), ()),
+    "poison": (("value",), ()),
+    "draft": (("context",), ("max_nodes", "max_depth", "sampling", "coins")),
+    "observe": (("result",), ()),
+    "build_drafter": (("model",), ()),
 }
+# One of these a target has: each opens a level.
+ENTRY_CALLS = ("logits", "generate", "verify", "forward_tree", "draft", "build", "build_from", "build_drafter")
 TREE_METHODS = ("prefill", "forward_tree", "commit", "truncate")
+
+# What a target honours in `sampling` and `stop` besides end tokens; it says so by `features`, since ignoring a field looks
+# like every other wrong output.
+FEATURES = ("stop_sequences", "min_new_tokens", "penalties", "bad_words", "grammar", "processors")
 
 EXPOSE = {
     "generate": "give the target generate(prompt, *, max_new_tokens, sampling, stop, seed) (level 1)",
@@ -62,6 +84,28 @@ EXPOSE = {
     "oracle": "give the target logits(tokens) -> [S, V], a `checkpoint` that transformers loads, or a build factory",
     "build": "give the target build(model, drafter), so that the harness can hand it models and drafters",
     "threshold": "give the target with_threshold(threshold), the same decoder under lossy threshold acceptance",
+    "generate_batch": "give the target generate_batch(requests) -> one answer per specbench.types.Request (level 1)",
+    "session": "give the target session() -> an object whose generate(...) goes on with the same text (level 1)",
+    "verify_batch": "give the target verify_batch(trees, flat_logits, cu_nodes, *, sampling, coins) (level 2)",
+    "extend": "give the target extend(tokens), which appends known tokens to the cache (level 3)",
+    "fork": "give the target fork() -> a second instance that shares the committed prefix (level 3)",
+    "abort": "give the target abort(), which drops a forward that will not be committed (level 3)",
+    "poison": "give the target poison(value), which overwrites dead cache rows and buffers with a value (level 3)",
+    "pages": "give the target reset(), and ints pages_in_use and page_size, where its cache has pages (level 3)",
+    "draft": "give the target draft(context, *, max_nodes, max_depth, sampling, coins) -> DraftTree, "
+    "or build_drafter(model) (level 5)",
+    "ranks": "let build accept group=, a specbench.lockstep.Group through which ranks hear the first one's decisions",
+    **{
+        feature: f"honour {where}.{field} in generate, and say so by features = ({feature!r}, ...)"
+        for feature, where, field in (
+            ("stop_sequences", "stop", "stop_sequences"),
+            ("min_new_tokens", "stop", "min_new_tokens"),
+            ("penalties", "sampling", "repetition_penalty, presence_penalty and frequency_penalty"),
+            ("bad_words", "sampling", "bad_words"),
+            ("grammar", "sampling", "grammar"),
+            ("processors", "sampling", "processors"),
+        )
+    },
     "rounds": "let generate return a specbench.types.Generation with one Round per verification",
 }
 
@@ -96,9 +140,9 @@ def load_target(name: str) -> Target:
             getattr(value, method, None)
     except Exception as error:
         raise TargetError(f"target {name!r}: reading its {method} raised {type(error).__name__}: {error}") from error
-    if not capabilities(value, name) and not (target.has_build or target.has_build_from):
+    if not capabilities(value, name) and not (target.has_build or target.has_build_from or target.has_build_drafter):
         raise TargetError(
-            f"target {name!r} has none of the methods that specbench calls ({', '.join(CALLS)})"
+            f"target {name!r} has none of the methods that specbench calls ({', '.join(ENTRY_CALLS)})"
             f"{_near_methods(value)}: see the adapter levels in the README"
         )
     return target
@@ -112,7 +156,9 @@ def capabilities(adapter: Any, name: str) -> frozenset[str]:
             check_signature(adapter, method, name)
             found.add(method)
     has_tree = all(one in found for one in TREE_METHODS)
-    words: set[str] = {one for one in ("generate", "verify") if one in found}
+    words: set[str] = {one for one in ("generate", "verify", "draft", "verify_batch") if one in found}
+    if "generate" in words:
+        words |= {one for one in ("generate_batch", "session") if one in found} | _features(adapter, name)
     if has_tree:
         if not hasattr(type(adapter), "cache_len") and not hasattr(adapter, "cache_len"):
             raise TargetError(f"target {name!r} has forward_tree but no `cache_len` property: add it (committed rows)")
@@ -121,11 +167,27 @@ def capabilities(adapter: Any, name: str) -> frozenset[str]:
             words.add("kv")
         if "taps" in inspect.signature(adapter.forward_tree).parameters:
             words.add("taps")
+        words |= {one for one in ("extend", "fork", "abort", "poison") if one in found}
+        if "reset" in found and isinstance(getattr(adapter, "page_size", None), int):
+            words.add("pages")
     if "logits" in found or getattr(adapter, "checkpoint", None):
         words.add("oracle")
     if "with_threshold" in found:
         words.add("threshold")
     return frozenset(words)
+
+
+def _features(adapter: Any, name: str) -> set[str]:
+    """What the adapter declares to honour. TargetError for a word that no claim knows."""
+    declared = getattr(adapter, "features", ())
+    if isinstance(declared, str) or not isinstance(declared, Iterable):
+        raise TargetError(f"target {name!r}: features = {declared!r} must be a tuple of {', '.join(FEATURES)}")
+    declared = list(declared)
+    for one in declared:
+        if one not in FEATURES:
+            near = _near(str(one), list(FEATURES), holder="specbench")
+            raise TargetError(f"target {name!r}: features names {one!r}, which no claim knows{near}")
+    return set(declared)
 
 
 def check_signature(adapter: Any, method: str, name: str) -> None:

@@ -28,7 +28,12 @@ class TargetModel(Protocol):
 
 @runtime_checkable
 class Generator(Protocol):
-    """Level 1: a whole decoder."""
+    """Level 1: a whole decoder.
+
+    Optional: `generate_batch(requests: list[Request])`, one answer per request as `generate` gives it; `session()`, an
+    object whose `generate` appends its prompt to the text so far and goes on; `features`, a tuple that names what is
+    honoured in `sampling` and `stop` (see `loading.FEATURES`).
+    """
 
     def generate(
         self, prompt: list[int], *, max_new_tokens: int, sampling: Sampling, stop: Stop, seed: int
@@ -39,7 +44,11 @@ class Generator(Protocol):
 
 @runtime_checkable
 class Verifier(Protocol):
-    """Level 2: the acceptance rule alone."""
+    """Level 2: the acceptance rule alone.
+
+    Optional: `verify_batch(trees, flat_logits, cu_nodes, *, sampling, coins)` for B trees at once, flat_logits float
+    [sum N, V], cu_nodes int64 [B+1] where each tree's rows begin and end; returns B results.
+    """
 
     def verify(self, tree: DraftTree, target_logits: Tensor, *, sampling: Sampling, coins: Coins) -> VerifyResult:
         """target_logits: float [N, V], row i follows node i (it judges the children of i, never i itself)."""
@@ -52,6 +61,12 @@ class TreeModel(Protocol):
 
     Invariant I1: between rounds the cache holds exactly the committed tokens but the root. `forward_tree` may also take
     `taps: Taps | None = None` and fill it; the claims about masks, positions and layers need that.
+
+    Optional: `extend(tokens)` appends known tokens to the cache (chunked prefill, the next turn); `fork()` returns a
+    second instance with the same committed prefix, independent from then on; `abort()` drops an uncommitted forward;
+    `reset()` drops everything; `poison(value)` overwrites what must never be read (dead rows, free slots, buffers), and
+    `reads_dead_rows = False` declares that not even 0 x garbage is formed, so that the value may be NaN; ints
+    `pages_in_use` and `page_size` where the cache has pages.
     """
 
     @property
@@ -76,13 +91,19 @@ class TreeModel(Protocol):
         ...
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The committed keys and values of one layer, each [Hkv, cache_len, D]; an int `num_layers` counts them."""
+        """The committed keys and values of one layer, each [Hkv, cache_len, D]; an int `num_layers` counts them.
+
+        A layer with a sliding window W may show its last rows only, at least min(cache_len, W - 1) of them.
+        """
         ...
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Level 5: proposes a tree for a context. May hold a cache of its own, keyed by the context it is given."""
+    """Level 5: proposes a tree for a context. May hold a cache of its own, keyed by the context it is given.
+
+    Optional: `observe(result: VerifyResult)` is told after each round what was accepted; `reset()` forgets all texts.
+    """
 
     def draft(
         self, context: list[int], *, max_nodes: int, max_depth: int, sampling: Sampling, coins: Coins

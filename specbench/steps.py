@@ -40,7 +40,10 @@ class FlatTree:
 
 @dataclass(frozen=True)
 class Emission:
-    """What a round adds to the output once stop rules have cut it. finish_reason: "eos", "length" or None (go on)."""
+    """What a round adds to the output once stop rules have cut it.
+
+    finish_reason: "eos", "stop", "length" or None (go on).
+    """
 
     tokens: tuple[int, ...]
     finish_reason: str | None
@@ -69,6 +72,25 @@ class ForwardStep(Protocol):
         ...
 
 
+class ProcessStep(Protocol):
+    def __call__(
+        self,
+        tree: DraftTree,
+        target_logits: Tensor,
+        *,
+        context: Sequence[int],
+        num_prompt: int,
+        sampling: Sampling,
+        stop: Stop,
+    ) -> Tensor:
+        """Penalties, bad words, grammar, processors and the least length, applied to target_logits float [N, V].
+
+        context: all committed tokens, the root last, of which the first `num_prompt` are the prompt. Row i is changed
+        by the history of node i: the context, then node i's own path. Each row is processed once.
+        """
+        ...
+
+
 class WalkStep(Protocol):
     def __call__(self, tree: DraftTree, target_logits: Tensor) -> VerifyResult:
         """target_logits: float [N, V], row i follows node i."""
@@ -76,7 +98,11 @@ class WalkStep(Protocol):
 
 
 class EmitStep(Protocol):
-    def __call__(self, tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int) -> Emission: ...
+    def __call__(
+        self, tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
+    ) -> Emission:
+        """output: what was emitted in the rounds before, where a stop sequence may have begun."""
+        ...
 
 
 class CommitStep(Protocol):
@@ -87,7 +113,7 @@ class CommitStep(Protocol):
 
 @dataclass(frozen=True)
 class Steps:
-    """One round: draft -> flatten -> forward -> walk -> emit -> commit.
+    """One round: draft -> flatten -> forward -> process -> walk -> emit -> commit.
 
     `emit` comes before `commit` because a stop rule may cut the accepted path, and rows past the cut must not be kept.
     """
@@ -95,6 +121,7 @@ class Steps:
     draft: DraftStep
     flatten: FlattenStep
     forward: ForwardStep
+    process: ProcessStep
     walk: WalkStep
     emit: EmitStep
     commit: CommitStep

@@ -6,16 +6,62 @@ A token is an int id in `[0, vocab_size)`. Tensors carry no gradient. Trees have
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 
+def _token_sequences(name: str, sequences: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    tidy = tuple(tuple(int(token) for token in one) for one in sequences)
+    for idx, one in enumerate(tidy):
+        if not one or min(one) < 0:
+            raise ValueError(f"{name}[{idx}] = {list(one)} must hold at least one token id >= 0")
+    return tidy
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """A toy grammar: which tokens may follow in which state, and the state they lead to. Generation starts in state 0.
+
+    transitions[state]: pairs (token, next state); every other token is forbidden there. Each state allows something.
+    """
+
+    transitions: tuple[tuple[tuple[int, int], ...], ...]
+
+    def __post_init__(self) -> None:
+        for state, pairs in enumerate(self.transitions):
+            if not pairs:
+                raise ValueError(f"transitions[{state}] is empty: a state must allow at least one token")
+            for token, after in pairs:
+                if token < 0 or not 0 <= after < len(self.transitions):
+                    raise ValueError(
+                        f"transitions[{state}] holds ({token}, {after}), must be a token >= 0 and a state "
+                        f"< {len(self.transitions)}"
+                    )
+
+    def state_after(self, tokens: Sequence[int]) -> int | None:
+        """The state that `tokens` lead to from state 0; None once a forbidden one was among them."""
+        state: int | None = 0
+        for token in tokens:
+            state = None if state is None else dict(self.transitions[state]).get(token)
+        return state
+
+
+# Called once for each row: (prompt and output so far, the row's own token last; logits [V]) -> logits [V].
+Processor = Callable[[tuple[int, ...], Tensor], Tensor]
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the target picks a token. `temperature == 0.0` means argmax, ties to the lowest id.
+
+    Logits are changed before that, in this order: repetition_penalty (over prompt and output, once a distinct token:
+    positive logits are divided by it, others multiplied; transformers, vLLM), frequency_penalty (subtracted once for
+    each time a token stands in the output; OpenAI, vLLM), presence_penalty (subtracted once for each distinct token of
+    the output), bad_words (token sequences that the output never holds), grammar (an automaton over the output),
+    processors (called in turn). A drafted node's output ends with its own path.
 
     `num_beams` exists so that a request for beam search can be refused by name rather than ignored.
     """
@@ -24,6 +70,12 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     num_beams: int = 1
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: Automaton | None = None
+    processors: tuple[Processor, ...] = ()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
@@ -34,6 +86,20 @@ class Sampling:
             raise ValueError(f"top_p = {self.top_p} must be in (0, 1], or None for no cut")
         if self.num_beams < 1:
             raise ValueError(f"num_beams = {self.num_beams} must be >= 1")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0):
+            raise ValueError(
+                f"repetition_penalty = {self.repetition_penalty} must be finite and > 0.0 (1.0 means none)"
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} = {getattr(self, name)} must be finite (0.0 means none)")
+        object.__setattr__(self, "bad_words", _token_sequences("bad_words", self.bad_words))
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are touched before a token is picked."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+        return penalties or bool(self.bad_words or self.grammar or self.processors)
 
 
 GREEDY = Sampling()
@@ -41,18 +107,49 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True)
 class Stop:
-    """When generation ends besides `max_new_tokens`. An end token is emitted, and nothing after it."""
+    """When generation ends besides `max_new_tokens`.
+
+    An end token is emitted, and nothing after it. A stop sequence ends the output with its last token; it is looked for
+    in the output alone, never in the prompt. The first `min_new_tokens` tokens are not end tokens (they cannot be
+    picked), and no stop sequence that ends among them counts (vLLM's min_tokens).
+    """
 
     eos_token_ids: tuple[int, ...] = ()
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+    min_new_tokens: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eos_token_ids", tuple(int(token) for token in self.eos_token_ids))
         for idx, token in enumerate(self.eos_token_ids):
             if token < 0:
                 raise ValueError(f"eos_token_ids[{idx}] = {token} must be >= 0 (a token id)")
+        object.__setattr__(self, "stop_sequences", _token_sequences("stop_sequences", self.stop_sequences))
+        if self.min_new_tokens < 0:
+            raise ValueError(f"min_new_tokens = {self.min_new_tokens} must be >= 0")
+
+    def reason_at(self, output: Sequence[int]) -> str | None:
+        """ "eos" or "stop" when an output that ends here is finished, else None."""
+        if len(output) <= self.min_new_tokens:
+            return None
+        if output[-1] in self.eos_token_ids:
+            return "eos"
+        text = tuple(output)
+        return "stop" if any(text[-len(one) :] == one for one in self.stop_sequences) else None
 
 
 NEVER_STOP = Stop()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One row of a batch. arrival: the round, counted from 0, before which it joins the batch."""
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling = GREEDY
+    stop: Stop = NEVER_STOP
+    seed: int = 0
+    arrival: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,7 +207,7 @@ class Round:
 class Generation:
     """A finished generation: the new tokens (prompt excluded), why it ended, and one record per round.
 
-    finish_reason: "eos" or "length".
+    finish_reason: "eos", "stop" (a stop sequence) or "length".
     """
 
     tokens: tuple[int, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from specbench.reference.faults.fault import Fault
@@ -11,7 +12,9 @@ from specbench.types import Stop, VerifyResult
 
 
 def _last_token_only(steps: Steps) -> Steps:
-    def emit(tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int) -> Emission:
+    def emit(
+        tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
+    ) -> Emission:
         whole = steps.emit(tree, result, stop=Stop(), num_remaining=num_remaining)
         if whole.tokens and whole.tokens[-1] in stop.eos_token_ids:
             return Emission(whole.tokens, "eos")
