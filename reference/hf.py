@@ -1,20 +1,21 @@
 """A transformers causal LM driven by the reference decoder: tree masks, a cache that keeps every row, taps.
 
-Known types are Llama, GPT-2 and Gemma 3 (text); another type is refused, since a wrongly placed mask gives plausible
-logits. Weights come from safetensors only, never pickles or remote code. Only attention that takes an additive 4-D mask
-is driven ("sdpa", "eager"). There is no batching over caches and no generation loop.
+Which types are driven, and why others are refused, says `hf_types.py`. Weights come from safetensors only, never
+pickles or remote code. transformers' forwards run as they are: what a row sees comes in by masks and positions. There
+is no batching over caches and no generation loop.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -22,43 +23,27 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     DynamicCache,
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.masking_utils import eager_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from specbench.protocols import Cache
-from specbench.reference.kv_cache import check_truncation, kept_rows
+from specbench.reference.hf_cache import CACHE_KINDS, HFCache, keys_values
+from specbench.reference.hf_tiny import TINY_NAMES, randomise, tiny_config
+from specbench.reference.hf_types import MODEL_TYPES, TAP, TREE_MASK, ModelType, check_supported, layer_windows
+from specbench.reference.kv_cache import AppendableCache, CacheSpec, LayerSpec, new_cache
 from specbench.steps import FlatTree
 from specbench.types import Taps, as_token_ids
 
-
-@dataclass(frozen=True)
-class ModulePaths:
-    """Where a model type keeps its decoder layers, and the attention module inside one."""
-
-    layers: str
-    attention: str
-
-
-MODULE_PATHS = {
-    "llama": ModulePaths("model.layers", "self_attn"),
-    "gpt2": ModulePaths("transformer.h", "attn"),
-    "gemma3_text": ModulePaths("model.layers", "self_attn"),
-}
-ATTENTIONS = ("sdpa", "eager")
-CACHE_KINDS = ("contiguous",)
-TAP = "specbench_tap"
+__all__ = ["CACHE_KINDS", "TAP", "HFCache", "HFModel", "check_supported", "tap_attention"]
 
 
 class HFModel:
     """A transformers model and the forward over it. Satisfies `specbench.protocols.LanguageModel`.
 
     `model` is put into evaluation mode (dropout off) and otherwise left as it is. A tapped forward swaps the model's
-    attention function while it runs, so two threads must not share one model.
+    attention function while it runs, so two threads must not share one model; nor may two drive models with ALiBi.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -68,27 +53,35 @@ class HFModel:
 
     @classmethod
     def load(
-        cls, path_or_id: str | Path, *, dtype: torch.dtype, device: str = "cpu", attention: str = "sdpa"
+        cls, path_or_id: str | Path, *, dtype: torch.dtype, device: str = "cpu", attention: str | None = None
     ) -> HFModel:
-        """A checkpoint folder or hub id. The config is judged first: an unsupported type costs no download."""
-        check_supported(AutoConfig.from_pretrained(path_or_id, trust_remote_code=False), attention)
+        """A checkpoint folder or hub id. The config is judged first: an unsupported type costs no download.
+
+        attention: None means the first that the type can be driven with, "sdpa" for most.
+        """
+        config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
-            path_or_id, dtype=dtype, attn_implementation=attention, use_safetensors=True, trust_remote_code=False
+            path_or_id, dtype=dtype, use_safetensors=True, trust_remote_code=False, **_choices(config, attention)
         )
         return cls(model.to(device))
 
     @classmethod
-    def tiny(cls, model_type: str, *, seed: int, dtype: torch.dtype, attention: str = "sdpa") -> HFModel:
+    def tiny(cls, name: str, *, seed: int, dtype: torch.dtype, attention: str | None = None) -> HFModel:
         """A seeded random model with 2 to 4 layers. One seed gives the same weights in every dtype, up to rounding."""
-        if model_type not in TINY_CONFIGS:
-            raise ValueError(f"model_type = {model_type!r} must be one of {', '.join(TINY_CONFIGS)}")
-        config = TINY_CONFIGS[model_type]()
-        check_supported(config, attention)
+        if name not in TINY_NAMES:
+            raise ValueError(f"name = {name!r} must be one of {', '.join(TINY_NAMES)}")
+        config = tiny_config(name)
+        if config is None:
+            raise ValueError(f"name = {name!r} is not in this transformers ({transformers.__version__}): upgrade it")
         # transformers initialises from the global generator, whose state belongs to the caller.
         with torch.random.fork_rng(devices=[]):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-        _randomise(model, torch.Generator().manual_seed(seed))
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, **_choices(config, attention))
+        randomise(model, torch.Generator().manual_seed(seed))
         return cls(model)
+
+    @property
+    def _type(self) -> ModelType:
+        return MODEL_TYPES[self.model.config.model_type]
 
     @property
     def name(self) -> str:
@@ -107,18 +100,27 @@ class HFModel:
         return self.model.config.num_attention_heads
 
     @property
-    def num_kv_heads(self) -> int:
-        return getattr(self.model.config, "num_key_value_heads", None) or self.num_heads
-
-    @property
-    def head_dim(self) -> int:
-        return getattr(self.model.config, "head_dim", None) or self.model.config.hidden_size // self.num_heads
-
-    @property
     def layer_windows(self) -> tuple[int | None, ...]:
         """How many positions each layer sees, the row's own included; None for all."""
-        kinds = getattr(self.model.config, "layer_types", None) or ["full_attention"] * self.num_layers
-        return tuple(self.model.config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+        return layer_windows(self.model.config)
+
+    @cached_property
+    def cache_spec(self) -> CacheSpec:
+        """What each layer caches for one position: seen in a forward of one token, since it is the version's choice
+        (MLA layers cache a latent and a rotary key, grouped heads may be cached repeated)."""
+        dynamic = DynamicCache()
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        with torch.no_grad():
+            self.model(input_ids=token, use_cache=True, **{self._cache_argument: dynamic})
+        seen = [keys_values(dynamic, layer) for layer in range(self.num_layers)]
+        layers = tuple(LayerSpec(keys.shape[1], keys.shape[3], values.shape[3]) for keys, values in seen)
+        return CacheSpec(layers, self.dtype, str(self.device))
+
+    @property
+    def is_exact(self) -> bool:
+        """True when nothing is computed in fewer bits than fp64, so that equal rows are equal to 1e-9 and better."""
+        casts = self._type.casts_to_fp32
+        return self.dtype == torch.float64 and not casts and self.model.config._attn_implementation != "eager"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,17 +130,11 @@ class HFModel:
     def device(self) -> torch.device:
         return self.model.device
 
-    def new_cache(self, kind: str = "contiguous") -> HFCache:
-        """An empty cache. ValueError for a kind other than "contiguous"."""
+    def new_cache(self, kind: str = "contiguous") -> AppendableCache:
+        """An empty cache of a kind in `CACHE_KINDS`; ValueError for another."""
         if kind not in CACHE_KINDS:
             raise ValueError(f"cache kind {kind!r} is unknown: choose one of {', '.join(CACHE_KINDS)}")
-        return HFCache(
-            num_layers=self.num_layers,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        return new_cache(kind, self.cache_spec)
 
     @torch.no_grad()
     def forward(self, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
@@ -147,23 +143,17 @@ class HFModel:
         `taps.mask` is what full-attention layers may see; a sliding layer sees of it what its window covers. If the
         forward raises, truncate the cache to its old length before using it again.
         """
-        if not isinstance(cache, HFCache):
-            raise ValueError(f"cache is a {type(cache).__name__}, must be an HFCache (from HFModel.new_cache)")
+        if getattr(cache, "spec", None) != self.cache_spec:
+            other = " of other rows" if hasattr(cache, "spec") else ""
+            raise ValueError(f"cache is a {type(cache).__name__}{other}, must be from this model's new_cache()")
         self._check_rows(flat.tokens, flat.position_ids)
         prefix_len = cache.length
         mask = torch.cat([torch.ones(flat.num_rows, prefix_len, dtype=torch.bool), flat.mask], dim=1)  # [M, P+M]
-        arguments = {
-            "input_ids": flat.tokens[None].to(self.device),
-            "position_ids": flat.position_ids[None].to(self.device),
-            "attention_mask": self._attention_mask(mask, flat.position_ids),
-            "use_cache": True,
-            self._cache_argument: cache.dynamic,
-        }
         if taps is None:
-            return self.model(**arguments).logits[0]
+            return self._run(flat, mask, cache)
         taps.node_of_row, taps.position_ids, taps.mask = flat.node_of_row, flat.position_ids, mask
         with self._tapped(taps, lambda one: one[0]):
-            logits = self.model(**arguments).logits[0]
+            logits = self._run(flat, mask, cache)
         for layer in range(self.num_layers):
             tap, (k, v) = taps.layer(layer), cache.rows(layer)
             tap.k, tap.v = k[:, prefix_len:].clone(), v[:, prefix_len:].clone()
@@ -188,8 +178,16 @@ class HFModel:
             logits = self.model(input_ids=tokens, use_cache=True, **{self._cache_argument: dynamic}).logits
         for layer in range(self.num_layers):
             tap = taps.layer(layer)
-            tap.k, tap.v = _keys_values(dynamic, layer)
+            tap.k, tap.v = keys_values(dynamic, layer)
         return logits
+
+    @torch.no_grad()
+    def stepped(self, tokens: Sequence[int]) -> Tensor:
+        """float [S, V]: transformers' own plain decoding, token by token through its own cache, with its own masks."""
+        argument = {self._cache_argument: DynamicCache()}
+        ids = torch.tensor([list(tokens)], device=self.device)
+        rows = [self.model(input_ids=ids[:, [idx]], use_cache=True, **argument).logits[0] for idx in range(len(tokens))]
+        return torch.cat(rows)
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Level 0: float [S, V], row i predicts token i + 1."""
@@ -207,17 +205,58 @@ class HFModel:
                 f"position_ids holds {int(position_ids.max())}, must be < {num_positions} (learned positions)"
             )
 
+    def _run(self, flat: FlatTree, mask: Tensor, cache: Cache) -> Tensor:
+        """The model's own forward, told where the rows stand and, by mask bool [M, P+M], what they see."""
+        arguments = {
+            "input_ids": flat.tokens[None].to(self.device),
+            "use_cache": True,
+            self._cache_argument: HFCache(cast(AppendableCache, cache)),
+        }
+        if self._type.has_alibi:
+            with self._masked_by(self._alibi_mask(mask, flat.position_ids)):
+                return self.model(**arguments).logits[0]
+        position_ids = flat.position_ids[None].to(self.device)
+        attention_mask = self._attention_mask(mask, flat.position_ids)
+        return self.model(**arguments, position_ids=position_ids, attention_mask=attention_mask).logits[0]
+
     def _attention_mask(self, mask: Tensor, position_ids: Tensor) -> Tensor | dict[str, Tensor]:
         """mask: bool [M, P+M], position_ids: int64 [M]. Returns an additive mask [1, 1, M, P+M], or one per layer type.
 
         A 4-D mask replaces the one transformers would build, sliding window included: the window must be in ours.
         """
-        if self.model.config.model_type != "gemma3_text":
-            return self._additive(mask)
-        prefix_len = mask.shape[1] - len(position_ids)
-        key_positions = torch.cat([torch.arange(prefix_len), position_ids])  # [P+M]
-        in_window = position_ids[:, None] - key_positions[None, :] < self.model.config.sliding_window
-        return {"full_attention": self._additive(mask), "sliding_attention": self._additive(mask & in_window)}
+        windows = set(self.layer_windows)
+        masks = {window: self._additive(self._within(mask, position_ids, window)) for window in windows}
+        if self._type.windows != "by_type":
+            return masks[windows.pop()]  # one for all layers
+        return {"full_attention" if window is None else "sliding_attention": one for window, one in masks.items()}
+
+    def _within(self, mask: Tensor, position_ids: Tensor, window: int | None) -> Tensor:
+        """mask, less what lies `window` or more positions back: positions count, not rows, since siblings share one."""
+        if window is None:
+            return mask
+        return mask & (position_ids[:, None] - _key_positions(mask, position_ids)[None, :] < window)
+
+    def _alibi_mask(self, mask: Tensor, position_ids: Tensor) -> Tensor:
+        """Additive [1, Hq, M, P+M] for models that bias the key in row r by slope * r: makes it slope * position."""
+        num_rows = torch.ones(1, mask.shape[1], dtype=torch.int64, device=self.device)
+        of_row = self.model.base_model.build_alibi_tensor(num_rows, self.num_heads, self.dtype)  # [Hq, 1, P+M]
+        moved = of_row[:, :, _key_positions(mask, position_ids).to(self.device)] - of_row
+        return moved[None].masked_fill(~mask.to(self.device), torch.finfo(self.dtype).min)
+
+    @contextmanager
+    def _masked_by(self, additive: Tensor) -> Iterator[None]:
+        """Forwards inside use this mask [1, 1 or Hq, M, P+M] where transformers would build one.
+
+        For models that take 2-D masks only. transformers lets a mask be registered by name, which is how it gets in.
+        """
+        config, attention = self.model.config, self.model.config._attn_implementation
+        ALL_MASK_ATTENTION_FUNCTIONS[TREE_MASK] = lambda *sizes, **named: additive
+        try:
+            config._attn_implementation = TREE_MASK
+            yield
+        finally:
+            config._attn_implementation = attention
+            del ALL_MASK_ATTENTION_FUNCTIONS[TREE_MASK]
 
     def _additive(self, mask: Tensor) -> Tensor:
         """bool [M, P+M] to [1, 1, M, P+M] in the model's dtype: 0 where visible, the most negative number elsewhere."""
@@ -227,80 +266,21 @@ class HFModel:
     @contextmanager
     def _tapped(self, taps: Taps, pick: Callable[[Tensor], Tensor]) -> Iterator[None]:
         """Forwards inside fill the outputs and weights in `taps`; afterwards the model is as it was, come what may."""
-        paths = MODULE_PATHS[self.model.config.model_type]
-        attention = self.model.config._attn_implementation
+        config, attention = self.model.config, self.model.config._attn_implementation
         handles = []
         try:
-            for idx, layer in enumerate(self.model.get_submodule(paths.layers).children()):
+            for idx, layer in enumerate(self.model.get_submodule(self._type.layers).children()):
                 handles.append(layer.register_forward_hook(_record_hidden_state(taps, idx, pick)))
-                attention_module = layer.get_submodule(paths.attention)
+                attention_module = layer.get_submodule(self._type.attention)
                 handles.append(attention_module.register_forward_hook(_record_attention(taps, idx, pick)))
-            self.model.set_attn_implementation(TAP)
+            # Not set_attn_implementation, which skips Falcon and Bloom. They take any name but "sdpa" for their own
+            # eager attention, which returns its weights: all that a tap needs.
+            config._attn_implementation = TAP
             yield
         finally:
             for handle in handles:
                 handle.remove()
-            self.model.set_attn_implementation(attention)
-
-
-class HFCache:
-    """Keys and values of one sequence in a transformers `DynamicCache`. Satisfies `specbench.protocols.Cache`.
-
-    The `DynamicCache` is built without a config, so sliding-window layers keep all rows too: rows that left a window
-    may be needed again after a rejection, and the window is the mask's business.
-    """
-
-    def __init__(
-        self, *, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
-        self.dynamic = DynamicCache()
-        empty = torch.empty(1, num_kv_heads, 0, head_dim, dtype=dtype, device=device)
-        for layer in range(num_layers):
-            self.dynamic.update(empty, empty, layer)
-
-    @property
-    def length(self) -> int:
-        return self.rows(-1)[0].shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(one.nbytes for layer in range(len(self.dynamic.layers)) for one in self.rows(layer))
-
-    def commit(self, prefix_len: int, rows: Sequence[int]) -> None:
-        """Keep the first `prefix_len` rows and then rows `prefix_len + r`, in the order of `rows`; drop the rest."""
-        self._keep(kept_rows(self.length, prefix_len, rows))
-
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` rows. ValueError when there are fewer."""
-        check_truncation(self.length, length)
-        self._keep(list(range(length)))
-
-    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, each [Hkv, length, D]: views, valid until the cache changes."""
-        keys, values = _keys_values(self.dynamic, layer)
-        return keys[0], values[0]
-
-    def _keep(self, rows: list[int]) -> None:
-        """Copies, so that dropped rows are freed and `nbytes` is what is held."""
-        for idx, layer in enumerate(self.dynamic.layers):
-            keys, values = _keys_values(self.dynamic, idx)
-            index = torch.tensor(rows, dtype=torch.int64, device=keys.device)
-            layer.keys, layer.values = keys.index_select(2, index), values.index_select(2, index)
-
-
-def check_supported(config: PreTrainedConfig, attention: str | None = None) -> None:
-    """ValueError for a model that this file would drive wrongly. attention: None means what the config says."""
-    if config.model_type not in MODULE_PATHS:
-        raise ValueError(
-            f"model_type = {config.model_type!r} must be one of {', '.join(MODULE_PATHS)}, "
-            "the types whose tree mask is known; test another model "
-            "through an adapter of yours that has the methods of specbench.protocols.TreeModel"
-        )
-    if getattr(config, "use_bidirectional_attention", False):
-        raise ValueError("use_bidirectional_attention = True must be False: such a model cannot decode token by token")
-    attention = config._attn_implementation if attention is None else attention
-    if attention not in ATTENTIONS:
-        raise ValueError(f"attention = {attention!r} must be one of {', '.join(ATTENTIONS)} (others take no 4-D mask)")
+            config._attn_implementation = attention
 
 
 def tap_attention(
@@ -311,16 +291,21 @@ def tap_attention(
     attention_mask: Tensor,
     *,
     scaling: float,
+    softcap: float | None = None,
     **unused: object,
 ) -> tuple[Tensor, Tensor]:
     """Attention that returns its weights, with the softmax in the query's dtype (transformers' eager takes fp32).
 
-    query: [B, Hq, M, D]. key, value: [B, Hkv, P+M, D]. attention_mask: additive [B or 1, 1, M, P+M], any window in it.
-    Returns the mixed values [B, M, Hq, D] and the weights [B, Hq, M, P+M].
+    query: [B, Hq, M, D]. key: [B, Hkv, P+M, D]. value: [B, Hkv, P+M, Dv]. attention_mask: additive [B or 1, 1, M, P+M],
+    any window in it. softcap: scores are squeezed between minus it and it before they are masked.
+    Returns the mixed values [B, M, Hq, Dv] and the weights [B, Hq, M, P+M].
     """
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    weights = (query @ key.mT * scaling + attention_mask).softmax(dim=-1)
+    scores = query @ key.mT * scaling  # [B, Hq, M, P+M]
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    weights = (scores + attention_mask).softmax(dim=-1)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
@@ -328,6 +313,7 @@ def tap_attention(
 # 4-D mask would look into the future.
 AttentionInterface.register(TAP, tap_attention)
 AttentionMaskInterface.register(TAP, eager_mask)
+AttentionMaskInterface.register(TREE_MASK, eager_mask)
 
 
 def _record_hidden_state(taps: Taps, layer: int, pick: Callable[[Tensor], Tensor]) -> Callable[..., None]:
@@ -346,91 +332,21 @@ def _record_attention(taps: Taps, layer: int, pick: Callable[[Tensor], Tensor]) 
     return hook
 
 
-def _keys_values(dynamic: DynamicCache, layer: int) -> tuple[Tensor, Tensor]:
-    """The cached keys and values of one layer, each [B, Hkv, length, D]."""
-    held = dynamic.layers[layer]
-    return held.keys, held.values
-
-
 def _cache_argument(model: PreTrainedModel) -> str:
     """transformers 5.24 deprecates `past_key_values` in favour of `cache`; 5.17 knows only the old name."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+def _key_positions(mask: Tensor, position_ids: Tensor) -> Tensor:
+    """int64 [P+M]: where each key of a mask [M, P+M] stands; the prefix in order, then the rows."""
+    return torch.cat([torch.arange(mask.shape[1] - len(position_ids)), position_ids])
 
 
-def _tiny_llama() -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=61,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        **NO_SPECIAL_TOKENS,
-    )
-
-
-def _tiny_gpt2() -> GPT2Config:
-    return GPT2Config(
-        vocab_size=47,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=512,
-        tie_word_embeddings=False,
-        **NO_SPECIAL_TOKENS,
-    )
-
-
-def _tiny_gemma3() -> Gemma3TextConfig:
-    """Heads wider than hidden / heads, as real Gemma has; a window small enough that short prompts outgrow it."""
-    return Gemma3TextConfig(
-        vocab_size=53,
-        hidden_size=40,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        query_pre_attn_scalar=4,
-        max_position_embeddings=512,
-        sliding_window=6,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-        tie_word_embeddings=False,
-        **NO_SPECIAL_TOKENS,
-    )
-
-
-TINY_CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": _tiny_llama,
-    "gpt2": _tiny_gpt2,
-    "gemma3_text": _tiny_gemma3,
-}
-
-
-def _randomise(model: PreTrainedModel, generator: torch.Generator) -> None:
-    """Overwrites every weight, at a generous scale: attention must depend on what it sees, greedy output must vary.
-
-    Drawn in fp64 and rounded afterwards: one seed is one model, whatever the dtype.
-    """
-    norm_center = 0.0 if model.config.model_type == "gemma3_text" else 1.0  # Gemma's norms store weight - 1
-    # Gemma multiplies embeddings by sqrt(hidden).
-    embedding_std = 1.0 if model.config.model_type != "gemma3_text" else 1.0 / math.sqrt(model.config.hidden_size)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            owner = model.get_submodule(name.rpartition(".")[0])
-            noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-            if isinstance(owner, nn.Embedding):
-                drawn = embedding_std * noise
-            elif weight.ndim == 2:
-                fan_in = weight.shape[1] if isinstance(owner, nn.Linear) else weight.shape[0]  # GPT-2's Conv1D
-                drawn = 1.5 / math.sqrt(fan_in) * noise
-            elif name.endswith("bias"):
-                drawn = 0.1 * noise
-            else:
-                drawn = norm_center + 0.1 * noise
-            weight.copy_(drawn)
+def _choices(config: PreTrainedConfig, attention: str | None) -> dict[str, str]:
+    """What transformers is told beside the config, after checking that the model can be driven so."""
+    known = MODEL_TYPES.get(config.model_type)
+    attention = known.attentions[0] if attention is None and known else attention
+    check_supported(config, attention)
+    assert known is not None and attention is not None
+    # The default experts of transformers have no fp64.
+    return {"attn_implementation": attention, **({"experts_implementation": "eager"} if known.has_experts else {})}
