@@ -26,13 +26,18 @@ def generate(
     max_new_tokens: int,
     stop: Stop = NEVER_STOP,
     sampling: Sampling = GREEDY,
+    past_stop: bool = False,
 ) -> Generation:
-    """Greedy decoding by definition. Costs a whole forward a token."""
+    """Greedy decoding by definition. Costs a whole forward a token.
+
+    past_stop: go on where `stop` would end, which a script for a drafter needs (its drafts reach beyond the stop).
+    """
     tokens, num_prompt = list(prompt), len(prompt)
     for _ in range(max_new_tokens):
         row = process_row(model.logits(tokens)[-1], tokens, num_prompt=num_prompt, sampling=sampling, stop=stop)
         tokens.append(argmax_lowest(row))
-        if reason := stop.reason_at(tokens[num_prompt:]):
+        reason = stop.reason_at(tokens[num_prompt:])
+        if reason and not past_stop:
             return Generation(tuple(tokens[num_prompt:]), reason)
     return Generation(tuple(tokens[num_prompt:]), "length")
 

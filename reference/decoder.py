@@ -6,24 +6,41 @@ acceptance rules are separate work, and beam search is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from torch import Tensor
 
-from specbench.protocols import Coins, Drafter, LanguageModel, SeededCoins
+from specbench.lockstep import Group
+from specbench.protocols import Cache, Coins, Drafter, LanguageModel, SeededCoins
+from specbench.reference.batch import BATCH_STEPS, BatchSteps, DrafterFor, generate_batch
+from specbench.reference.batch_layouts import can_batch
 from specbench.reference.session import TreeSession
 from specbench.reference.steps import STEPS
 from specbench.reference.verify import threshold_walk
-from specbench.steps import Emission, Steps
+from specbench.steps import Emission, FlatTree, Steps
 from specbench.tree import DraftTree, root_only
-from specbench.types import GREEDY, NEVER_STOP, Generation, Round, Sampling, Stop, VerifyResult, as_token_ids
+from specbench.types import (
+    GREEDY,
+    NEVER_STOP,
+    Generation,
+    Request,
+    Round,
+    Sampling,
+    Stop,
+    VerifyResult,
+    as_token_ids,
+)
+
+Decision = TypeVar("Decision")
 
 
 class Decoder(TreeSession):
     """A speculative decoder over one model and one drafter (None decodes plainly). Levels 0 to 3.
 
-    max_nodes, max_depth: the most drafts and the deepest level asked of the drafter in a round.
+    max_nodes, max_depth: the most drafts and the deepest level asked of the drafter in a round. batch_steps: what a
+    batch does besides. group: ranks that decode in lock step; what the first one drafts and accepts is what all use.
     """
 
     features = ("stop_sequences", "min_new_tokens", "penalties", "bad_words", "grammar", "processors")
@@ -37,9 +54,13 @@ class Decoder(TreeSession):
         cache: str = "contiguous",
         max_nodes: int = 64,
         max_depth: int = 16,
+        batch_steps: BatchSteps = BATCH_STEPS,
+        group: Group | None = None,
     ) -> None:
         super().__init__(model, steps=steps, cache=cache)
         self._drafter = drafter
+        self._batch_steps = batch_steps
+        self._group = group
         self._max_nodes = max_nodes
         self._max_depth = max_depth
 
@@ -57,6 +78,26 @@ class Decoder(TreeSession):
         return DecodingSession(self).generate(
             prompt, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, seed=seed
         )
+
+    @property
+    def generate_batch(self) -> Callable[..., list[Generation]]:
+        """Level 1: `generate_batch(requests, *, drafter_for=None)`, one answer a request as `generate` gives it.
+
+        drafter_for: Request -> the drafter of that row. Without it this decoder's drafter is given the contexts of all
+        rows in turn, so it must keep nothing between calls that a context does not say. There is no such method over a
+        model that cannot compute rows of several sequences at once.
+        """
+        if not can_batch(self.model):
+            kind = type(self.model).__name__
+            raise AttributeError(f"generate_batch is not offered over a {kind}, which has no rows() and attention()")
+        return self._generate_batch
+
+    def _generate_batch(
+        self, requests: Sequence[Request], *, drafter_for: DrafterFor | None = None
+    ) -> list[Generation]:
+        for request in requests:
+            refuse_unsupported(request.sampling)
+        return generate_batch(self, requests, steps=self._batch_steps, drafter_for=drafter_for)
 
     def session(self) -> DecodingSession:
         """A text that is continued turn by turn on this decoder, whose cache it keeps."""
@@ -90,27 +131,18 @@ class Decoder(TreeSession):
         )
         # A stop rule may have cut the path; the last emitted token is the next root and stays uncached.
         self.commit(result.path[: len(emission.tokens) - 1])
-        record = Round(
-            tokens=tuple(tree.token_list),
-            parents=tuple(tree.parent_list),
-            path=result.path,
-            bonus_token=result.bonus_token,
-            emitted=emission.tokens,
-            prefix_len=prefix_len,
-            num_rows=flat.num_rows,
-            mask_bytes=flat.mask.numel() * flat.mask.element_size(),
-            kv_bytes=self.kv_bytes(flat.num_rows),
-        )
-        return record, emission.finish_reason
+        return self.record(tree, flat, result, emission, prefix_len), emission.finish_reason
 
     def draft_round(self, context: list[int], *, num_remaining: int, sampling: Sampling, coins: Coins) -> DraftTree:
         """The drafter's tree below the root, or the root alone."""
         # The bonus token is always emitted, so a draft deeper than what remains without it is work thrown away.
         max_depth = min(self._max_depth, num_remaining - 1)
         if self._drafter is None or max_depth <= 0:
-            return root_only(context[-1])
-        return self.steps.draft(
-            self._drafter, context, max_nodes=self._max_nodes, max_depth=max_depth, sampling=sampling, coins=coins
+            return self.agreed(root_only(context[-1]))
+        return self.agreed(
+            self.steps.draft(
+                self._drafter, context, max_nodes=self._max_nodes, max_depth=max_depth, sampling=sampling, coins=coins
+            )
         )
 
     def decide(
@@ -125,17 +157,73 @@ class Decoder(TreeSession):
         stop: Stop,
     ) -> tuple[VerifyResult, Emission]:
         """What the target's logits float [N, V] accept, and what of it is emitted; the drafter is told, if it asks."""
-        logits = self.steps.process(
+        logits = self.process(tree, target_logits, context, num_prompt=num_prompt, sampling=sampling, stop=stop)
+        result = self.agreed(self.steps.walk(tree, logits))
+        emission = self.conclude(tree, result, context, num_prompt=num_prompt, num_remaining=num_remaining, stop=stop)
+        return result, emission
+
+    def process(
+        self,
+        tree: DraftTree,
+        target_logits: Tensor,
+        context: Sequence[int],
+        *,
+        num_prompt: int,
+        sampling: Sampling,
+        stop: Stop,
+    ) -> Tensor:
+        """The target's logits float [N, V] as the walk is to see them."""
+        return self.steps.process(
             tree, target_logits, context=context, num_prompt=num_prompt, sampling=sampling, stop=stop
         )
-        result = self.steps.walk(tree, logits)
+
+    def conclude(
+        self,
+        tree: DraftTree,
+        result: VerifyResult,
+        context: Sequence[int],
+        *,
+        num_prompt: int,
+        num_remaining: int,
+        stop: Stop,
+    ) -> Emission:
+        """What of an accepted path is emitted; the drafter is told, if it asks."""
         emission = self.steps.emit(tree, result, stop=stop, num_remaining=num_remaining, output=context[num_prompt:])
         if not 1 <= len(emission.tokens) <= num_remaining:
             raise ValueError(f"a round emitted {len(emission.tokens)} tokens, must emit 1 to {num_remaining}")
         observe = getattr(self._drafter, "observe", None)
         if observe is not None:
             observe(result)
-        return result, emission
+        return emission
+
+    @property
+    def drafter_observes(self) -> bool:
+        """Whether the drafter is told after each round what was accepted."""
+        return hasattr(self._drafter, "observe")
+
+    def record(
+        self, tree: DraftTree, flat: FlatTree, result: VerifyResult, emission: Emission, prefix_len: int
+    ) -> Round:
+        """The record of a round that has been decided."""
+        return Round(
+            tokens=tuple(tree.token_list),
+            parents=tuple(tree.parent_list),
+            path=result.path,
+            bonus_token=result.bonus_token,
+            emitted=emission.tokens,
+            prefix_len=prefix_len,
+            num_rows=flat.num_rows,
+            mask_bytes=flat.mask.numel() * flat.mask.element_size(),
+            kv_bytes=self.kv_bytes(flat.num_rows),
+        )
+
+    def agreed(self, own: Decision) -> Decision:
+        """The first rank's decision where there are ranks: rounding and seeds may let each come to another one."""
+        return own if self._group is None else self._group.broadcast(own)
+
+    def new_cache(self) -> Cache:
+        """An empty cache of this decoder's kind, for a row of a batch."""
+        return self.model.new_cache(self._cache_kind)
 
     def verify(
         self, tree: DraftTree, target_logits: Tensor, *, sampling: Sampling = GREEDY, coins: Coins | None = None
@@ -144,15 +232,46 @@ class Decoder(TreeSession):
         refuse_unsupported(sampling)
         return self.steps.walk(tree, target_logits)
 
+    def verify_batch(
+        self,
+        trees: Sequence[DraftTree],
+        flat_logits: Tensor,
+        cu_nodes: Sequence[int] | Tensor,
+        *,
+        sampling: Sampling = GREEDY,
+        coins: Coins | None = None,
+    ) -> list[VerifyResult]:
+        """Level 2 for B trees at once. flat_logits: float [sum N, V]. cu_nodes: B+1 ints, where each tree's rows begin
+        and end. ValueError when they do not fit the trees."""
+        refuse_unsupported(sampling)
+        expected = [0]
+        for tree in trees:
+            expected.append(expected[-1] + tree.num_nodes)
+        given = [int(one) for one in cu_nodes]
+        if given != expected:
+            raise ValueError(f"cu_nodes = {given} must be {expected} (0, then the nodes of the trees summed up)")
+        if len(flat_logits) != expected[-1]:
+            raise ValueError(f"flat_logits has {len(flat_logits)} rows, must have {expected[-1]} (nodes of all trees)")
+        return self._batch_steps.verify(self.steps.walk, trees, flat_logits, given)
+
     def with_threshold(self, threshold: float) -> Decoder:
         """LOSSY: the same decoder, accepting a draft while the target's probability of it exceeds `threshold`."""
+        return self._like(self._drafter, replace(self.steps, walk=threshold_walk(threshold)))
+
+    def with_drafter(self, drafter: Drafter | None) -> Decoder:
+        """The same decoder over another drafter, with nothing cached."""
+        return self._like(drafter, self.steps)
+
+    def _like(self, drafter: Drafter | None, steps: Steps) -> Decoder:
         return Decoder(
             self.model,
-            self._drafter,
-            steps=replace(self.steps, walk=threshold_walk(threshold)),
+            drafter,
+            steps=steps,
             cache=self._cache_kind,
             max_nodes=self._max_nodes,
             max_depth=self._max_depth,
+            batch_steps=self._batch_steps,
+            group=self._group,
         )
 
 

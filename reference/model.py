@@ -8,6 +8,7 @@ generation loop.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -19,12 +20,14 @@ import torch
 from torch import Tensor
 
 from specbench.protocols import Cache
-from specbench.reference.kv_cache import CACHES, AppendableCache
+from specbench.reference.kv_cache import QUANTISED, AppendableCache, CacheSpec, LayerSpec, new_cache
 from specbench.steps import FlatTree
 from specbench.types import LayerTap, Taps
 
 # (layer, q [B, Hq, M, D], k [B, Hkv, M, D], v [B, Hkv, M, D]) -> mixed values [B, Hq, M, D], weights [B, Hq, M, K].
 Attend = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+# (layer, normed hidden states [B, M, hidden]) -> what the layer adds to them [B, M, hidden], attention weights if any.
+Mix = Callable[[int, Tensor], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class LlamaModel:
         self.config = config
         self.name = name
         self._weights = weights
+        self._codec = ""
         self._embedding = weights["model.embed_tokens.weight"]
         self._head = self._embedding if config.tied else weights["lm_head.weight"]
         # fp16 and bf16 keep norms, angles and softmax in fp32; fp32 and fp64 compute throughout in their own dtype.
@@ -99,7 +103,19 @@ class LlamaModel:
     def to(self, dtype: torch.dtype, device: str | torch.device | None = None) -> LlamaModel:
         """The same weights rounded to (or widened to) another dtype."""
         weights = {key: one.to(device=device, dtype=dtype) for key, one in self._weights.items()}
-        return LlamaModel(self.config, weights, name=self.name)
+        return LlamaModel(self.config, weights, name=self.name).with_codec(self._codec)
+
+    def with_codec(self, kind: str) -> LlamaModel:
+        """The same weights; `causal` and `logits` round keys and values as a cache of that kind does, without one.
+
+        kind: a name in `kv_cache.QUANTISED`, or "" for none. The rounding is written out apart from the cache's, which
+        it is there to judge.
+        """
+        if kind and kind not in QUANTISED:
+            raise ValueError(f"codec {kind!r} is unknown: choose one of {', '.join(QUANTISED)}, or '' for none")
+        twin = copy.copy(self)
+        twin._codec = kind
+        return twin
 
     def first_layers(self, num_layers: int) -> LlamaModel:
         """The model cut after `num_layers` layers, with the same norm and head: the weights are shared, not copied."""
@@ -108,40 +124,32 @@ class LlamaModel:
         name = f"{self.name}, first {num_layers} layers"
         windows = self.config.windows[:num_layers]
         config = replace(self.config, num_layers=num_layers, windows=windows)
-        return LlamaModel(config, self._weights, name=name)
+        return LlamaModel(config, self._weights, name=name).with_codec(self._codec)
 
-    def new_cache(self, kind: str = "contiguous") -> Cache:
+    @property
+    def cache_spec(self) -> CacheSpec:
+        """The shape of one sequence's cache."""
+        size = self.config.head_dim
+        layers = tuple(LayerSpec(self.config.num_kv_heads, size, size, window) for window in self.layer_windows)
+        return CacheSpec(layers, self.dtype, str(self.device))
+
+    def new_cache(self, kind: str = "contiguous") -> AppendableCache:
         """An empty cache of a kind in `kv_cache.CACHES`."""
-        if kind not in CACHES:
-            raise ValueError(f"cache kind {kind!r} is unknown: choose one of {', '.join(sorted(CACHES))}")
-        return CACHES[kind](
-            num_layers=self.num_layers,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
-            dtype=self.dtype,
-            device=str(self.device),
-        )
+        return new_cache(kind, self.cache_spec)
 
     @torch.no_grad()
     def forward(self, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
         """The M rows of `flat` behind the cache, which grows by M rows. Returns float [M, V]."""
-        if not hasattr(cache, "append"):
-            raise ValueError(f"cache is a {type(cache).__name__}, must be one of reference.kv_cache: use new_cache()")
-        appendable = cast(AppendableCache, cache)
+        if getattr(cache, "spec", None) != self.cache_spec:
+            other = " of other rows" if hasattr(cache, "spec") else ""
+            raise ValueError(f"cache is a {type(cache).__name__}{other}, must be from this model's new_cache()")
         prefix_len = cache.length
-        block_mask, positions = flat.mask.to(self.device), flat.position_ids.to(self.device)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            all_k, all_v = (one[None] for one in appendable.append(layer, k[0], v[0]))  # [1, Hkv, K, D]
-            num_cached = all_k.shape[2] - flat.num_rows  # a sliding cache may hold the last rows of the prefix only
-            cached = torch.arange(prefix_len - num_cached, prefix_len, device=self.device)
-            return self.attention(layer, q, all_k, all_v, block_mask, positions, torch.cat([cached, positions]))
-
         if taps is not None:
             prefix = torch.ones(flat.num_rows, prefix_len, dtype=torch.bool)
             taps.node_of_row, taps.position_ids = flat.node_of_row, flat.position_ids
             taps.mask = torch.cat([prefix, flat.mask], dim=1)  # [M, P+M]
-        hidden = self._hidden_states(flat.tokens[None], flat.position_ids, attend, taps)
+        mix = self._mix_behind(cast(AppendableCache, cache), flat, taps)
+        hidden = self._hidden_states(flat.tokens[None], mix, taps)
         if taps is not None:
             for layer in taps.layers:
                 _drop_batch(layer, num_keys=prefix_len + flat.num_rows)
@@ -151,15 +159,9 @@ class LlamaModel:
     def causal(self, tokens: Tensor, *, taps: Taps | None = None) -> Tensor:
         """tokens: int64 [B, S], whole sequences without a cache. Returns float [B, S, V]; taps have a leading B."""
         position_ids = torch.arange(tokens.shape[1])
-        mask = position_ids[:, None] >= position_ids[None, :]
         if taps is not None:
-            taps.position_ids, taps.mask = position_ids, mask
-        mask, positions = mask.to(self.device), position_ids.to(self.device)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            return self.attention(layer, q, k, v, mask, positions, positions)
-
-        return self._hidden_states(tokens, position_ids, attend, taps) @ self._head.T
+            taps.position_ids, taps.mask = position_ids, position_ids[:, None] >= position_ids[None, :]
+        return self._hidden_states(tokens, self._mix_causal(position_ids, taps), taps) @ self._head.T
 
     @torch.no_grad()
     def rows(self, tokens: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
@@ -168,26 +170,18 @@ class LlamaModel:
         A batch over several caches passes an `attend` that appends each sequence's rows to its own cache and calls
         `attention` on what comes back.
         """
-        return self._hidden_states(tokens, position_ids, attend, None) @ self._head.T
+        return self._hidden_states(tokens, self._mix_by(position_ids, attend), None) @ self._head.T
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Level 0: float [S, V], row i predicts token i + 1."""
         return self.causal(torch.tensor([list(tokens)], dtype=torch.int64))[0]
 
-    def _hidden_states(self, tokens: Tensor, position_ids: Tensor, attend: Attend, taps: Taps | None) -> Tensor:
-        """tokens [B, M], position_ids [M] or [B, M]. Returns the normed last hidden state [B, M, hidden]."""
-        config = self.config
-        cos, sin = self._rotation(position_ids.to(self.device))
+    def _hidden_states(self, tokens: Tensor, mix: Mix, taps: Taps | None) -> Tensor:
+        """tokens [B, M]. Returns the normed last hidden state [B, M, hidden]."""
         hidden = self._embedding[tokens.to(self.device)]  # [B, M, hidden]
-        for layer in range(config.num_layers):
+        for layer in range(self.num_layers):
             prefix = f"model.layers.{layer}."
-            normed = self._norm(hidden, prefix + "input_layernorm.weight")
-            q = self._heads(normed, prefix + "self_attn.q_proj", config.num_heads)  # [B, Hq, M, D]
-            k = self._heads(normed, prefix + "self_attn.k_proj", config.num_kv_heads)
-            v = self._heads(normed, prefix + "self_attn.v_proj", config.num_kv_heads)
-            q, k = self._rotate(q, cos, sin), self._rotate(k, cos, sin)
-            mixed, weights = attend(layer, q, k, v)
-            attention_output = self._linear(mixed.transpose(1, 2).flatten(2), prefix + "self_attn.o_proj")
+            attention_output, weights = mix(layer, self._norm(hidden, prefix + "input_layernorm.weight"))
             hidden = hidden + attention_output
             normed = self._norm(hidden, prefix + "post_attention_layernorm.weight")
             gate = torch.nn.functional.silu(self._linear(normed, prefix + "mlp.gate_proj"))
@@ -196,9 +190,52 @@ class LlamaModel:
             )
             if taps is not None:
                 tap = taps.layer(layer)
-                tap.k, tap.v, tap.attention_weights = k, v, weights
-                tap.attention_output, tap.hidden_state = attention_output, hidden
+                tap.attention_weights, tap.attention_output, tap.hidden_state = weights, attention_output, hidden
         return self._norm(hidden, "model.norm.weight")
+
+    def _mix_by(self, position_ids: Tensor, attend: Attend) -> Mix:
+        """Self-attention around `attend`: projections and rotary embedding before it, the output projection behind."""
+        config = self.config
+        cos, sin = self._rotation(position_ids.to(self.device))
+
+        def mix(layer: int, normed: Tensor) -> tuple[Tensor, Tensor | None]:
+            prefix = f"model.layers.{layer}.self_attn."
+            q = self._heads(normed, prefix + "q_proj", config.num_heads)  # [B, Hq, M, D]
+            k = self._heads(normed, prefix + "k_proj", config.num_kv_heads)
+            v = self._heads(normed, prefix + "v_proj", config.num_kv_heads)
+            mixed, weights = attend(layer, self._rotate(q, cos, sin), self._rotate(k, cos, sin), v)
+            return self._linear(mixed.transpose(1, 2).flatten(2), prefix + "o_proj"), weights
+
+        return mix
+
+    def _mix_behind(self, cache: AppendableCache, flat: FlatTree, taps: Taps | None) -> Mix:
+        """Rows of `flat` behind a cache, which keeps them. Taps get keys and values as cached."""
+        prefix_len = cache.length
+        block_mask, positions = flat.mask.to(self.device), flat.position_ids.to(self.device)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            all_k, all_v = (one[None] for one in cache.append(layer, k[0], v[0]))  # [1, Hkv, K, D]
+            num_cached = all_k.shape[2] - flat.num_rows  # a sliding cache may hold the last rows of the prefix only
+            if taps is not None:
+                tap = taps.layer(layer)
+                tap.k, tap.v = all_k[:, :, num_cached:].clone(), all_v[:, :, num_cached:].clone()
+            cached = torch.arange(prefix_len - num_cached, prefix_len, device=self.device)
+            return self.attention(layer, q, all_k, all_v, block_mask, positions, torch.cat([cached, positions]))
+
+        return self._mix_by(flat.position_ids, attend)
+
+    def _mix_causal(self, position_ids: Tensor, taps: Taps | None) -> Mix:
+        """Whole sequences, each row behind those before it."""
+        positions = position_ids.to(self.device)
+        mask = positions[:, None] >= positions[None, :]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            k, v = round_trip(self._codec, k), round_trip(self._codec, v)
+            if taps is not None:
+                taps.layer(layer).k, taps.layer(layer).v = k, v
+            return self.attention(layer, q, k, v, mask, positions, positions)
+
+        return self._mix_by(position_ids, attend)
 
     def attention(
         self,
@@ -271,8 +308,7 @@ class LlamaModel:
     def _hf_config(self) -> dict[str, object]:
         config = self.config
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            **_hf_type(config),
             "vocab_size": config.vocab_size,
             "hidden_size": config.hidden_size,
             "intermediate_size": config.intermediate_size,
@@ -312,6 +348,25 @@ class LlamaModel:
             if not (config.tied and key == "lm_head.weight")  # the embedding again
         }
         return cls(config, weights, name=Path(path).name)
+
+
+def round_trip(codec: str, x: Tensor) -> Tensor:
+    """x: float [..., D], each row rounded to a whole number of steps ("int8") or to 4 significant bits ("fp8").
+
+    int8: a step is the row's largest magnitude / 127. fp8 is e4m3: that magnitude becomes 448, numbers below 2^-6 lie
+    2^-9 apart, and the quotient goes by way of fp32. "" leaves x alone.
+    """
+    if not codec:
+        return x
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    step = wide.abs().amax(dim=-1, keepdim=True) / (127 if codec == "int8" else 448)
+    step = torch.where(step > 0, step, 1.0)
+    if codec == "int8":
+        return (torch.round(wide / step) * step).to(x.dtype)
+    scaled = (wide / step).float()
+    exponent = torch.frexp(scaled).exponent.clamp(min=-5)  # scaled = m * 2^exponent with m in [1/2, 1)
+    grid = torch.ldexp(torch.ones_like(scaled), exponent - 4)
+    return ((torch.round(scaled / grid) * grid).to(wide.dtype) * step).to(x.dtype)
 
 
 def _drop_batch(tap: LayerTap, *, num_keys: int) -> None:
@@ -357,11 +412,23 @@ def tiny_llama(config: LlamaConfig, *, seed: int, dtype: torch.dtype = torch.flo
     return LlamaModel(config, {key: one.to(dtype) for key, one in weights.items()}, name=f"tiny llama {seed}")
 
 
+def _hf_type(config: LlamaConfig) -> dict[str, object]:
+    """Llama, or Mistral when every layer has the same window. ValueError for windows that neither can say."""
+    if len(set(config.windows)) > 1:
+        raise ValueError(f"windows = {config.windows} must be equal to be saved: no Llama-like type has others")
+    if not config.windows or config.windows[0] is None:
+        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    window = {"sliding_window": config.windows[0]}
+    return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", **window}
+
+
 def _read_hf_config(hf_config: object, path: str | Path) -> LlamaConfig:
     """The fields we compute with, after refusing what we would compute wrongly."""
     model_type = getattr(hf_config, "model_type", None)
-    if model_type != "llama":
-        raise ValueError(f"{path}: model_type = {model_type!r} must be 'llama'; other types load through reference.hf")
+    if model_type not in ("llama", "mistral"):
+        raise ValueError(
+            f"{path}: model_type = {model_type!r} must be 'llama' or 'mistral'; other types load through reference.hf"
+        )
     rope = getattr(hf_config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
     if rope_type != "default":
@@ -370,6 +437,7 @@ def _read_hf_config(hf_config: object, path: str | Path) -> LlamaConfig:
         raise ValueError(f"{path}: hidden_act = {hf_config.hidden_act!r} must be 'silu'")  # type: ignore[attr-defined]
     get = hf_config.__getattribute__
     heads, hidden = get("num_attention_heads"), get("hidden_size")
+    window = getattr(hf_config, "sliding_window", None) if model_type == "mistral" else None
     return LlamaConfig(
         vocab_size=get("vocab_size"),
         hidden_size=hidden,
@@ -381,4 +449,5 @@ def _read_hf_config(hf_config: object, path: str | Path) -> LlamaConfig:
         rms_norm_eps=get("rms_norm_eps"),
         rope_theta=float(rope.get("rope_theta") or getattr(hf_config, "rope_theta", None) or 10_000.0),
         tied=get("tie_word_embeddings"),
+        windows=() if window is None else (int(window),) * get("num_hidden_layers"),
     )

@@ -1,30 +1,39 @@
 """One sequence on one model: prefill, forward a tree, commit a path, truncate. The reference `TreeModel` (level 3).
 
-It holds the cache and remembers the last uncommitted forward. It does not choose tokens: that is the decoder's loop.
+It holds the cache and remembers the committed tokens and the last uncommitted forward. It does not choose tokens: that
+is the decoder's loop.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
 from specbench.protocols import LanguageModel
+from specbench.reference.kv_cache import RowsLost
 from specbench.reference.layouts import flatten_causal
 from specbench.reference.steps import STEPS
 from specbench.steps import FlatTree, Steps
 from specbench.tree import DraftTree
 from specbench.types import Taps, as_token_ids
 
+Session = TypeVar("Session", bound="TreeSession")
+
 
 class TreeSession:
     """Drives `model` through `steps`. Satisfies `specbench.protocols.TreeModel` and, by `logits`, `TargetModel`."""
+
+    reads_dead_rows = False  # storage that holds no row may be NaN and nothing comes of it
 
     def __init__(self, model: LanguageModel, *, steps: Steps = STEPS, cache: str = "contiguous") -> None:
         self.model = model
         self.steps = steps
         self._cache_kind = cache
         self._cache = model.new_cache(cache)
+        self._tokens: list[int] = []  # what the committed rows were computed from
         self._pending: tuple[DraftTree, FlatTree, int] | None = None  # the uncommitted forward and its prefix length
 
     @property
@@ -53,7 +62,8 @@ class TreeSession:
         """Start over with `tokens` cached (possibly none)."""
         ids = as_token_ids(tokens, argument="tokens", vocab_size=self.vocab_size)
         self._pending = None
-        self._cache = self.model.new_cache(self._cache_kind)
+        self._cache.truncate(0)  # the storage stays, with whatever an earlier text left in it
+        self._tokens = []
         self.extend(ids)
 
     def reset(self) -> None:
@@ -70,6 +80,7 @@ class TreeSession:
         self.truncate(self.cache_len)
         if ids:
             self.steps.forward(self.model, flatten_causal(list(ids), self._cache.length), self._cache)
+            self._tokens += ids
 
     def forward_tree(self, tree: DraftTree, *, taps: Taps | None = None) -> Tensor:
         """One verification forward behind the cache. Returns float [N, V]. Replaces an uncommitted forward."""
@@ -90,21 +101,59 @@ class TreeSession:
             raise ValueError(f"path = {list(path)} must run from a child of the root downwards, parent to child")
         self._pending = None
         self.steps.commit(self._cache, prefix_len, [int(flat.row_of_node[node]) for node in (0, *path)])
+        self._tokens += [tree.token_list[node] for node in (0, *path)]
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed rows; an uncommitted forward is dropped."""
         if not 0 <= length <= self.cache_len:
             raise ValueError(f"length = {length} must be between 0 and the committed length {self.cache_len}")
         self._pending = None
-        self._cache.truncate(length)
+        self._tokens = self._tokens[:length]
+        try:
+            self._cache.truncate(length)
+        except RowsLost:  # a sliding cache: what the rows left would read is gone, so all of them are computed again
+            self.prefill(self._tokens)
+
+    def fork(self: Session) -> Session:
+        """A session of its own behind the same committed tokens; an uncommitted forward stays with this one."""
+        twin = copy.copy(self)
+        committed = self.cache_len
+        twin._pending, twin._tokens = None, list(self._tokens)
+        if hasattr(self._cache, "fork"):
+            twin._cache = self._cache.fork()
+            twin.truncate(committed)
+        else:
+            twin._cache = self.model.new_cache(self._cache_kind)
+            twin.prefill(twin._tokens)
+        return twin
+
+    def poison(self, value: float) -> None:
+        """Overwrites all cache storage that holds no row with `value`: nothing may come of it, NaN included."""
+        if hasattr(self._cache, "poison"):
+            self._cache.poison(value)
+
+    @property
+    def page_size(self) -> int | None:
+        """Rows a page of the cache; None when it has no pages."""
+        return getattr(self._cache, "page_size", None)
+
+    @property
+    def pages_in_use(self) -> int | None:
+        """Pages held by this session and its forks, a shared one counted once; None when the cache has no pages."""
+        return getattr(self._cache, "pages_in_use", None)
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Committed keys and values of one layer, each [Hkv, cache_len, D]."""
+        """Committed keys and values of one layer, each [Hkv, n, D]: all `cache_len` rows, or of a layer with a window
+        the last n that a sliding cache holds, at least window - 1 of them."""
         keys, values = self._cache.rows(layer)
-        return keys[:, : self.cache_len], values[:, : self.cache_len]
+        num_pending = self._cache.length - self.cache_len
+        num_rows = keys.shape[1] - num_pending
+        return keys[:, :num_rows], values[:, :num_rows]
 
     def kv_bytes(self, num_rows: int) -> int:
         """Bytes that `num_rows` cached rows take over all layers."""
+        if hasattr(self._cache, "row_nbytes"):
+            return num_rows * self._cache.row_nbytes
         return sum(
             num_rows * one.shape[0] * one.shape[2] * one.element_size()
             for layer in range(self.num_layers)

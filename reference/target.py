@@ -2,28 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from specbench.lockstep import Group
 from specbench.protocols import Drafter, LanguageModel
+from specbench.reference.batch import BATCH_STEPS, BatchSteps
+from specbench.reference.batch_layouts import BATCH_LAYOUTS
 from specbench.reference.decoder import Decoder
+from specbench.reference.drafters.by_name import DRAFTERS, SELF_DRAFTERS
 from specbench.reference.layouts import LAYOUTS
 from specbench.reference.steps import STEPS
 from specbench.steps import Steps
 
 
 class ReferenceTarget:
-    """plant: turns good steps into faulty ones, for the fault bank; None leaves them alone."""
+    """plant, plant_batch, plant_group, plant_model: turn good steps, batch steps, a group of ranks or models into
+    faulty ones, for the fault bank; None leaves them alone. decoder: the class that is built. drafters: by name, each
+    made over a model; self_drafters: those of them that draft what the model itself says."""
 
-    def __init__(self, plant: Callable[[Steps], Steps] | None = None) -> None:
+    def __init__(
+        self,
+        plant: Callable[[Steps], Steps] | None = None,
+        *,
+        plant_batch: Callable[[BatchSteps], BatchSteps] | None = None,
+        plant_group: Callable[[Group], Group | None] | None = None,
+        plant_model: Callable[[LanguageModel], LanguageModel] | None = None,
+        decoder: type[Decoder] = Decoder,
+        drafters: Mapping[str, Callable[[LanguageModel], Drafter]] = DRAFTERS,
+        self_drafters: Sequence[str] = SELF_DRAFTERS,
+    ) -> None:
         self._plant = plant
+        self._plant_batch = plant_batch
+        self._plant_group = plant_group
+        self._plant_model = plant_model
+        self._decoder = decoder
+        self._drafters = dict(drafters)
+        self.drafter_names = tuple(drafters)
+        self.self_drafters = tuple(self_drafters)
 
     def build(
-        self, model: LanguageModel, drafter: Drafter | None, *, cache: str = "contiguous", layout: str = "tree_mask"
+        self,
+        model: LanguageModel,
+        drafter: Drafter | None,
+        *,
+        cache: str = "contiguous",
+        layout: str = "tree_mask",
+        batch_layout: str = "packed",
+        group: Group | None = None,
     ) -> Decoder:
         """A fresh decoder over in-process objects."""
         steps = replace(STEPS, flatten=LAYOUTS[layout])
-        return Decoder(model, drafter, steps=self._plant(steps) if self._plant else steps, cache=cache)
+        batch_steps = replace(BATCH_STEPS, forward=BATCH_LAYOUTS[batch_layout])
+        if group is not None and self._plant_group is not None:
+            group = self._plant_group(group)
+        return self._decoder(
+            self._plant_model(model) if self._plant_model else model,
+            drafter,
+            steps=self._plant(steps) if self._plant else steps,
+            cache=cache,
+            batch_steps=self._plant_batch(batch_steps) if self._plant_batch else batch_steps,
+            group=group,
+        )
+
+    def build_drafter(self, model: LanguageModel, *, name: str = "self_chain") -> Drafter:
+        """A fresh drafter over a model. name: one of `drafter_names`."""
+        return self._drafters[name](model)
 
 
 def reference() -> ReferenceTarget:

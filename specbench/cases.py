@@ -6,15 +6,22 @@ Strategies draw cases, checks run them, `encode` and `decode` carry them to anot
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from specbench.tree import DraftTree
 
 MAX_INTS = 100_000
+MAX_PREFIX, MAX_NODES = 16_384, 1_024  # of a `LongCase`
 MAX_REPLAY_CHARS = 1_000_000
-DRAFTERS = ("scripted", "runner_up", "ngram", "ngram_chain", "self_chain", "self_tree", "early_exit")
+OWN_DRAFTERS = ("own_0", "own_1", "own_2", "own_3")  # the target's own, in the order of its `self_drafters`
+DRAFTERS = (
+    *("scripted", "runner_up", "ngram", "ngram_chain", "self_chain", "self_tree", "early_exit"),
+    *OWN_DRAFTERS,
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,45 @@ class PerturbedCase(TreeCase):
 
     place: int = 0
     token: int = 0
+
+
+@dataclass(frozen=True)
+class LongCase(Case):
+    """A long prefix and a large tree, grown from a seed: written out they would be pages.
+
+    shape: how the tree grows, one of `LONG_SHAPES`. chunk: tokens that a target is given at a time, 0 for all at once.
+    Shorter prefixes and smaller trees of one seed are the beginnings of longer and larger ones.
+    """
+
+    prefix_len: int = 0
+    num_nodes: int = 1
+    shape: str = "chain"
+    chunk: int = 0
+    seed: int = 0
+
+    def prefix(self, vocab_size: int) -> list[int]:
+        return [one % vocab_size for one in islice(_numbers(2 * self.seed), self.prefix_len)]
+
+    def tree(self, vocab_size: int) -> DraftTree:
+        numbers = _numbers(2 * self.seed + 1)
+        tokens, parents = [next(numbers) % vocab_size], [-1]
+        for node in range(1, self.num_nodes):
+            pick = next(numbers)
+            parents.append(
+                {
+                    "chain": node - 1,
+                    "star": 0,
+                    "binary": (node - 1) // 2,
+                    "deep": node - 1 - pick % min(3, node),
+                    "ragged": pick % node,
+                }[self.shape]
+            )
+            tokens.append(next(numbers) % vocab_size)
+        return DraftTree.of(tokens, parents)
+
+    @property
+    def num_drafts(self) -> int:
+        return self.num_nodes - 1
 
 
 @dataclass(frozen=True)
@@ -130,7 +176,177 @@ class GenerationCase(Case):
         return 0  # known only afterwards: checks count the rounds that ran
 
 
-_KINDS = {one.__name__: one for one in (TreeCase, PerturbedCase, CommitCase, WalkCase, GenerationCase)}
+@dataclass(frozen=True)
+class StopCase(GenerationCase):
+    """A generation that is stopped, or several on one instance.
+
+    stop_from, stop_len: the stop sequence is that stretch of what plain decoding emits; stop_len 0 for none.
+    turns: token sequences; what is appended before each later turn, or other prompts served in between.
+    """
+
+    stop_from: int = 0
+    stop_len: int = 0
+    min_new_tokens: int = 0
+    turns: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class ProcessorCase(GenerationCase):
+    """A generation whose logits are changed. repetition, presence, frequency: penalties in hundredths. bans: pairs
+    (first, length), forbidden stretches of what plain decoding emits. grammar: by state token, next state, token ..."""
+
+    repetition: int = 100
+    presence: int = 0
+    frequency: int = 0
+    bans: tuple[tuple[int, ...], ...] = ()
+    grammar: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class ChunkCase(TreeCase):
+    """A tree behind a prompt that arrives in pieces. keep: tokens of the prefix that are cached already, behind which
+    another text went on. chunks: lengths of the pieces; what they leave over comes last."""
+
+    keep: int = 0
+    chunks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation of a machine case: a word and its numbers (see `checks.machine`)."""
+
+    name: str
+    numbers: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class MachineCase(Case):
+    """A sequence of operations on sequences and their caches. Any sequence is valid: what makes no sense in a state
+    does nothing, so that a case can be made smaller by leaving operations out."""
+
+    ops: tuple[Op, ...] = ()
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(max(0, len(one.parents) - 1) for one in self.ops)
+
+    @property
+    def num_rounds(self) -> int:
+        return sum(bool(one.parents) for one in self.ops)
+
+
+@dataclass(frozen=True)
+class DrafterCase(Case):
+    """One text that a drafter is asked about as a decoder would ask.
+
+    prompt: its beginning. accepts, followers: the history, a round each: which node of the draft was accepted (0 the
+    root, else node 1 + (accept - 1) mod drafted nodes, -1 for a plain step that asks for no draft) and which token
+    followed. other_at: before that round another request is served, where the drafter has a reset(); -1 for never.
+    temperature: in hundredths. seed: of the coins. drafter: which of the target's drafters, where it has several.
+    """
+
+    prompt: tuple[int, ...] = (0,)
+    accepts: tuple[int, ...] = ()
+    followers: tuple[int, ...] = ()
+    other_at: int = -1
+    max_nodes: int = 16
+    max_depth: int = 4
+    temperature: int = 0
+    seed: int = 0
+    drafter: str = "default"
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.accepts)
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """One row of a batch: a prompt, a length, the script of its drafts (empty: none), an end token as in
+    `GenerationCase`, and the round before which it joins."""
+
+    prompt: tuple[int, ...] = (0,)
+    max_new_tokens: int = 1
+    arrival: int = 0
+    eos_idx: int = -1
+    rounds: tuple[CommitRound, ...] = ()
+
+
+@dataclass(frozen=True)
+class BatchCase(Case):
+    """Several requests served at once. batch_layout: how their rows lie in one forward, where a target has several."""
+
+    rows: tuple[BatchRequest, ...] = (BatchRequest(),)
+    batch_layout: str = "packed"
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(len(one.tokens) - 1 for row in self.rows for one in row.rounds)
+
+    @property
+    def num_rounds(self) -> int:
+        return 0  # known only afterwards: checks count the rounds that ran
+
+    def alone(self, idx: int) -> GenerationCase:
+        """Row `idx` as a generation of its own."""
+        row = self.rows[idx]
+        return GenerationCase(
+            self.model, self.cache, self.layout, row.prompt, row.max_new_tokens, row.rounds, row.eos_idx
+        )
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A tree and the winners of its rows, as in `WalkCase`."""
+
+    tokens: tuple[int, ...] = (0,)
+    parents: tuple[int, ...] = (-1,)
+    winners: tuple[tuple[int, ...], ...] = ((0,),)
+
+
+@dataclass(frozen=True)
+class WalkBatchCase(Case):
+    """Several trees over one vocabulary, verified at once."""
+
+    walks: tuple[Walk, ...] = (Walk(),)
+    vocab_size: int = 2
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(len(one.tokens) - 1 for one in self.walks)
+
+    def alone(self, idx: int) -> WalkCase:
+        """Tree `idx` as a case of its own."""
+        one = self.walks[idx]
+        return WalkCase(tokens=one.tokens, parents=one.parents, winners=one.winners, vocab_size=self.vocab_size)
+
+
+BATCH_LAYOUTS = ("packed", "left_padded")
+LONG_SHAPES = ("chain", "star", "binary", "deep", "ragged")
+# Operations whose numbers are token ids; "commit" names a node, then a token.
+TOKEN_OPS = ("prefill", "chunk", "draft", "step", "resume")
+OPS = ("prefill", "chunk", "draft", "commit", "step", "truncate", "abort", "fork", "switch", "reset", "resume")
+
+_KINDS = {
+    one.__name__: one
+    for one in (
+        TreeCase,
+        PerturbedCase,
+        ChunkCase,
+        LongCase,
+        CommitCase,
+        WalkCase,
+        GenerationCase,
+        StopCase,
+        ProcessorCase,
+        MachineCase,
+        DrafterCase,
+        BatchCase,
+        WalkBatchCase,
+    )
+}
+NESTED = ("winners", "turns", "bans", "grammar")  # tuples of tuples of ints
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
 
 
@@ -167,6 +383,13 @@ def tokens_of(case: Case) -> list[int]:
     """Every token id in a case."""
     tokens = [*getattr(case, "prompt", ()), *getattr(case, "tokens", ()), *getattr(case, "next_roots", ())]
     tokens += [token for one in getattr(case, "rounds", ()) for token in one.tokens]
+    tokens += [token for one in getattr(case, "turns", ()) for token in one]
+    if isinstance(case, BatchCase):
+        tokens += [token for idx in range(len(case.rows)) for token in tokens_of(case.alone(idx))]
+    tokens += getattr(case, "followers", ())
+    tokens += [token for row in getattr(case, "grammar", ()) for token in row[::2]]
+    tokens += [token for one in getattr(case, "ops", ()) if one.name in TOKEN_OPS for token in one.numbers]
+    tokens += [token for one in getattr(case, "ops", ()) if one.name == "commit" for token in one.numbers[1:]]
     return [*tokens, *([case.token] if isinstance(case, PerturbedCase) else [])]
 
 
@@ -174,6 +397,14 @@ def _encode_value(value: object) -> str:
     if isinstance(value, tuple):
         if value and isinstance(value[0], CommitRound):
             return "/".join(f"{_ints(one.tokens)}:{_ints(one.parents)}:{one.accept}" for one in value)
+        if value and isinstance(value[0], BatchRequest):
+            return "__".join(_encode_request(one) for one in value)
+        if value and isinstance(value[0], Walk):
+            return "/".join(
+                f"{_ints(one.tokens)}:{_ints(one.parents)}:{'_'.join(map(_ints, one.winners))}" for one in value
+            )
+        if value and isinstance(value[0], Op):
+            return "/".join(f"{one.name}:{_ints(one.numbers)}:{_ints(one.parents)}" for one in value)
         if value and isinstance(value[0], tuple):
             return "/".join(_ints(one) for one in value)
         return _ints(value)
@@ -189,7 +420,13 @@ def _decode_value(name: str, text: str, default: object) -> object:
             tokens, parents, accept = one.split(":")
             rounds.append(CommitRound(_tuple(name, tokens), _tuple(name, parents), _int(name, accept)))
         return tuple(rounds)
-    if name == "winners":
+    if name == "rows":
+        return tuple(_decode_request(one) for one in text.split("__"))
+    if name == "walks":
+        return tuple(_decode_walk(one) for one in text.split("/"))
+    if name == "ops":
+        return tuple(_decode_op(one) for one in text.split("/")) if text else ()
+    if name in NESTED:
         return tuple(_tuple(name, one) for one in text.split("/"))
     if isinstance(default, tuple):
         return _tuple(name, text)
@@ -199,6 +436,37 @@ def _decode_value(name: str, text: str, default: object) -> object:
             raise ValueError(f"replay string: {name} = {text!r} must be a word of {allowed}")
         return text
     return _int(name, text)
+
+
+def _encode_request(one: BatchRequest) -> str:
+    rounds = _encode_value(one.rounds) or "none"
+    return f"{_ints(one.prompt)}_{one.max_new_tokens}_{one.arrival}_{one.eos_idx}_{rounds}"
+
+
+def _decode_request(text: str) -> BatchRequest:
+    parts = text.split("_")
+    if len(parts) != 5:
+        raise ValueError(f"replay string: row {text[:40]!r} must be prompt_length_arrival_end_rounds")
+    max_new_tokens, arrival, eos_idx = (_int("rows", one) for one in parts[1:4])
+    rounds: Any = _decode_value("rounds", "" if parts[4] == "none" else parts[4], ())
+    return BatchRequest(_tuple("rows", parts[0]), max_new_tokens, arrival, eos_idx, rounds)
+
+
+def _decode_walk(text: str) -> Walk:
+    if text.count(":") != 2:
+        raise ValueError(f"replay string: walk {text[:40]!r} must be tokens:parents:winners")
+    tokens, parents, winners = text.split(":")
+    rows = tuple(_tuple("walks", one) for one in winners.split("_"))
+    return Walk(_tuple("walks", tokens), _tuple("walks", parents), rows)
+
+
+def _decode_op(text: str) -> Op:
+    if text.count(":") != 2:
+        raise ValueError(f"replay string: operation {text[:40]!r} must be name:numbers:parents")
+    name, numbers, parents = text.split(":")
+    if name not in OPS:
+        raise ValueError(f"replay string: operation {name[:20]!r} must be one of {', '.join(OPS)}")
+    return Op(name, _tuple("ops", numbers), _tuple("ops", parents))
 
 
 def _check(case: Case) -> None:
@@ -212,6 +480,10 @@ def _check(case: Case) -> None:
             raise ValueError(
                 f"replay string: tokens[0] = {case.tokens[0]} must be {case.prompt[-1]} (the root, last of the prompt)"
             )
+        if isinstance(case, ChunkCase):
+            _in_range("keep", case.keep, 0, MAX_INTS, "a number of tokens")
+            for length in case.chunks:
+                _in_range("chunks", length, 1, MAX_INTS, "a length")
         if isinstance(case, PerturbedCase):
             _in_range("place", case.place, 0, len(case.prefix) + num_nodes, "a prefix token or a node")
     if isinstance(case, WalkCase):
@@ -234,11 +506,78 @@ def _check(case: Case) -> None:
                 f"replay string: {len(case.rounds)} rounds and {len(case.next_roots)} next_roots must be as many, >= 1"
             )
         _in_range("cut", case.cut, 0, MAX_INTS, "rows to drop")
+    if isinstance(case, LongCase):
+        _in_range("prefix_len", case.prefix_len, 0, MAX_PREFIX + 1, "a length")
+        _in_range("num_nodes", case.num_nodes, 1, MAX_NODES + 1, "a size")
+        _in_range("chunk", case.chunk, 0, MAX_INTS, "a length, or 0 for all at once")
+        _in_range("seed", case.seed, 0, 2**31, "a seed")
+        if case.shape not in LONG_SHAPES:
+            raise ValueError(f"replay string: shape = {case.shape!r} must be one of {', '.join(LONG_SHAPES)}")
+    if isinstance(case, MachineCase):
+        for op in case.ops:
+            if op.parents:
+                DraftTree.of(op.numbers, op.parents)
+    if isinstance(case, DrafterCase):
+        _check_drafter_case(case)
+    if isinstance(case, BatchCase):
+        for idx, row in enumerate(case.rows):
+            _check(case.alone(idx))
+            _in_range("arrival", row.arrival, 0, MAX_INTS, "a round")
+        if case.batch_layout not in BATCH_LAYOUTS:
+            raise ValueError(
+                f"replay string: batch_layout = {case.batch_layout!r} must be one of {', '.join(BATCH_LAYOUTS)}"
+            )
+    if isinstance(case, WalkBatchCase):
+        for idx in range(len(case.walks)):
+            _check(case.alone(idx))
     if isinstance(case, GenerationCase):
         _in_range("max_new_tokens", case.max_new_tokens, 0, MAX_INTS, "a length")
         _in_range("eos_idx", case.eos_idx, -1, MAX_INTS, "an index, or -1 for none")
+        _check_additions(case)
         if case.drafter not in DRAFTERS:
             raise ValueError(f"replay string: drafter = {case.drafter!r} must be one of {', '.join(DRAFTERS)}")
+
+
+def _check_drafter_case(case: DrafterCase) -> None:
+    if len(case.accepts) != len(case.followers):
+        raise ValueError(
+            f"replay string: {len(case.accepts)} accepts and {len(case.followers)} followers must be as many (rounds)"
+        )
+    for accept in case.accepts:
+        _in_range("accepts", accept, -1, MAX_INTS, "a node, or -1 for a plain step")
+    for name in ("max_nodes", "max_depth"):
+        _in_range(name, getattr(case, name), 0, MAX_INTS, "a budget")
+    _in_range("other_at", case.other_at, -1, MAX_INTS, "a round, or -1 for never")
+    _in_range("temperature", case.temperature, 0, MAX_INTS, "hundredths")
+    _in_range("seed", case.seed, 0, 2**31, "a seed")
+
+
+def _check_additions(case: GenerationCase) -> None:
+    if isinstance(case, StopCase):
+        for name in ("stop_from", "stop_len", "min_new_tokens"):
+            _in_range(name, getattr(case, name), 0, MAX_INTS, "a number of tokens")
+    if isinstance(case, ProcessorCase):
+        _in_range("repetition", case.repetition, 1, MAX_INTS, "hundredths")
+        for name in ("presence", "frequency"):
+            _in_range(name, getattr(case, name), -MAX_INTS, MAX_INTS, "hundredths")
+        for one in case.bans:
+            if len(one) != 2 or one[0] < 0 or one[1] < 1:
+                raise ValueError(f"replay string: bans holds {list(one)}, must hold pairs first.length, length >= 1")
+        for row in case.grammar:
+            if not row or len(row) % 2:
+                raise ValueError(f"replay string: grammar holds {list(row)}, must hold token.state pairs by state")
+            for after in row[1::2]:
+                _in_range("grammar", after, 0, len(case.grammar), "a state")
+
+
+def _numbers(seed: int) -> Iterator[int]:
+    """Numbers of 31 bits without end (splitmix64), the same in every version of all: replay strings rely on it."""
+    state = seed
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % 2**64
+        yield mixed >> 33
 
 
 def _in_range(name: str, value: int, least: int, end: int, what: str) -> None:

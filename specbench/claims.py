@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Claim:
-    """id: stable name. level: the adapter level it judges. needs: capabilities. look_at: where such a fault lives."""
+    """id: stable name. level: the adapter level it judges. needs: capabilities. look_at: where such a fault lives.
+    share: of a profile's cases, less than 1 where one case is as much work as many."""
 
     id: str
     level: int
     must: str
     needs: tuple[str, ...]
     look_at: str
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -419,6 +421,7 @@ CLAIMS: dict[str, Claim] = {
             "end where plain decoding ends for an end token and a length limit at every index of an accepted run",
             ("generate", "oracle"),
             "the order of the end-token test and the length cut",
+            share=0.1,
         ),
         Claim(
             "stop.resume",
@@ -545,7 +548,7 @@ CLAIMS: dict[str, Claim] = {
             "drafter.self_draft",
             1,
             "accept every draft when the target is its own drafter",
-            ("generate", "rounds", "build"),
+            ("generate", "rounds", "oracle"),
             "the drafter's cache, positions and hidden states after an accept: the output stays right, only "
             "acceptance falls",
         ),

@@ -40,12 +40,18 @@ def check(args: argparse.Namespace, pytest_args: list[str]) -> int:
 
 
 def claims(args: argparse.Namespace, pytest_args: list[str]) -> int:
-    from specbench.claims import CLAIMS
+    from specbench import claim_list
 
-    width = max((len(claim.id) for claim in CLAIMS.values()), default=0)
-    for claim in CLAIMS.values():
-        print(f"{claim.id:<{width}}  level {claim.level}  {claim.must}")
+    print({"markdown": claim_list.as_markdown, "json": claim_list.as_json}.get(args.form, claim_list.as_text)())
     return 0
+
+
+def architectures(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench.architectures import survey, table
+
+    findings = survey()
+    print(table(findings, markdown=args.markdown))
+    return int(any(one.verdict == "wrong" for one in findings))
 
 
 def model_fetch(args: argparse.Namespace, pytest_args: list[str]) -> int:
@@ -87,11 +93,24 @@ def _parser() -> _Parser:
     one.add_argument(
         "target", nargs="?", metavar="TARGET", help="pkg.mod:attr or ./file.py:attr; none: the reference decoder"
     )
-    one.add_argument("--replay", metavar="STRING", help="the string from a failure's last line: run that case alone")
+    one.add_argument(
+        "--replay", metavar="STRING_OR_FILE", help="a failure's replay string or case file: run that case alone"
+    )
     one.set_defaults(run=check, parser=one)
 
-    one = commands.add_parser("claims", help="list the claims: id, level, MUST sentence", allow_abbrev=False)
+    one = commands.add_parser("claims", help="list the claims: id, level, MUST sentence, needs", allow_abbrev=False)
+    form = one.add_mutually_exclusive_group()
+    form.add_argument("--markdown", dest="form", action="store_const", const="markdown", help="as a Markdown table")
+    form.add_argument("--json", dest="form", action="store_const", const="json", help="as JSON")
     one.set_defaults(run=claims, parser=one)
+
+    one = commands.add_parser(
+        "architectures",
+        help="run every tiny transformers model: which hold, which are refused, why",
+        allow_abbrev=False,
+    )
+    one.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    one.set_defaults(run=architectures, parser=one)
 
     model = commands.add_parser("model", help="real models: fetch one, or say where it is", allow_abbrev=False)
     model.set_defaults(run=usage, parser=model)

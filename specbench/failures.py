@@ -5,14 +5,17 @@ from __future__ import annotations
 from specbench.cases import Case
 from specbench.claims import CLAIMS, Claim, Violation
 from specbench.record import BUG, EQUAL, NOISE, RunRecord
+from specbench.sanitize import plain
 
 MAX_SHOWN = 160
+MAX_HEADLINE = 300
+MAX_NAMED = 8
 
 
 def render(violation: Violation, claim: Claim, case: Case, *, subject: str, run: RunRecord, command: str) -> str:
     """The whole message. command: what reproduces the case."""
     facts = violation.facts
-    first = f"{type(violation).__name__}: {facts.headline}"
+    first = f"{type(violation).__name__}: {plain(facts.headline, MAX_HEADLINE, one_line=True)}"
     lines = [f"{first}      [claim {claim.id}, level {claim.level}]", ""]
     lines += _entry("MUST", claim.must)
     prompt = getattr(case, "prompt", None)
@@ -20,12 +23,13 @@ def render(violation: Violation, claim: Claim, case: Case, *, subject: str, run:
     if prompt is not None:
         lines += _entry("prompt", f"{_short(str(list(prompt)))}   {place}")
     lines += _entry("on", f"{subject}, seed {run.seed}, {run.environment.get('device', 'device cpu')}")
-    lines += _entry("expected", f"{_short(facts.expected)}   {facts.source}")
-    lines += _entry("actual", f"{_short(facts.actual)}   {run.target}")
+    lines += _entry("expected", f"{_short(facts.expected)}   {_short(facts.source)}")
+    lines += _entry("actual", f"{_short(facts.actual)}   {plain(run.target, MAX_HEADLINE, one_line=True)}")
     if facts.remark:
-        lines += _entry("", f"^ {facts.remark}")
+        lines += _entry("", f"^ {plain(facts.remark, MAX_HEADLINE, one_line=True)}")
     if facts.tree is not None:
-        drawing = facts.tree.draw(facts.notes).splitlines()
+        notes = {node: plain(note, MAX_SHOWN, one_line=True) for node, note in facts.notes.items()}
+        drawing = facts.tree.draw(notes).splitlines()
         if len(drawing) > 40:
             drawing = [*drawing[:38], f"... {len(drawing) - 38} more nodes"]
         lines += _entry("tree", drawing[0])
@@ -48,11 +52,16 @@ def narrow(claim: Claim, subject: str, run: RunRecord) -> str:
         elif record and record.verdict == BUG:
             fails.append(one)
     if fails:
-        names = ", ".join(one.id for one in fails)
+        names = ", ".join([*(one.id for one in fails[:MAX_NAMED]), *_rest(len(fails) - MAX_NAMED)])
         return f"{names} FAILS{'' if len(fails) == 1 else ' (each)'}: look at {fails[0].look_at} first"
     if holds:
-        return f"{', '.join(holds)} hold: look at {claim.look_at}"
+        named = ", ".join([*holds[-MAX_NAMED:], *_rest(len(holds) - MAX_NAMED)])  # the nearest narrow the most
+        return f"{named} hold: look at {claim.look_at}"
     return f"no lower claim was tested: look at {claim.look_at}"
+
+
+def _rest(count: int) -> list[str]:
+    return [f"{count} more"] if count > 0 else []
 
 
 def _entry(label: str, text: str) -> list[str]:
@@ -60,4 +69,5 @@ def _entry(label: str, text: str) -> list[str]:
 
 
 def _short(text: str) -> str:
+    text = plain(text, 100_000, one_line=True)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 20]} ... ({len(text)} characters)"

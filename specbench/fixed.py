@@ -5,9 +5,28 @@ The profile says how many. Trees are written out so that every run sees width be
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import fields, replace
 from typing import Any
 
-from specbench.cases import Case, CommitCase, CommitRound, GenerationCase, PerturbedCase, TreeCase
+from specbench.cases import (
+    BatchCase,
+    BatchRequest,
+    Case,
+    ChunkCase,
+    CommitCase,
+    CommitRound,
+    DrafterCase,
+    GenerationCase,
+    LongCase,
+    MachineCase,
+    Op,
+    PerturbedCase,
+    ProcessorCase,
+    StopCase,
+    TreeCase,
+)
+from specbench.coverage import all_shapes, broom, depth_of
 from specbench.profiles import Profile
 from specbench.subjects import Subject
 
@@ -24,14 +43,46 @@ SHAPES: tuple[tuple[int, ...], ...] = (
 COMMIT_SHAPES: tuple[tuple[int, ...], ...] = ((-1, 0, 0, 1, 2, 4), (-1, 0, 0, 0, 3, 4, 4))
 DRAFTERS = ("ngram_chain", "self_tree", "ngram", "self_chain")
 
+# Long contexts: boundaries of blocks, index types and buffers lie at powers of two, so every run stands on both sides
+# of them. Written out, since a shrinker of draws would ask for the longest ones hundreds of times.
+LONG_CASES: dict[str, tuple[LongCase, ...]] = {
+    "quick": (
+        LongCase(prefix_len=129, num_nodes=257, shape="ragged", chunk=32, seed=1),
+        LongCase(model=1, prefix_len=255, num_nodes=130, shape="chain", chunk=0, seed=2, cache="paged_16"),
+        LongCase(model=7, prefix_len=513, num_nodes=33, shape="binary", chunk=100, seed=3, cache="ring"),
+        LongCase(model=3, prefix_len=1025, num_nodes=64, shape="ragged", chunk=64, seed=4, layout="path_batch"),
+        LongCase(prefix_len=2049, num_nodes=17, shape="deep", chunk=512, seed=4, cache="preallocated"),
+    ),
+    "standard": (
+        LongCase(model=1, prefix_len=1, num_nodes=512, shape="star", seed=5, cache="preallocated"),
+        LongCase(model=2, prefix_len=1023, num_nodes=255, shape="chain", chunk=512, seed=6, cache="paged_4"),
+        LongCase(model=7, prefix_len=1984, num_nodes=129, shape="deep", chunk=128, seed=7, cache="ring"),
+        LongCase(prefix_len=4097, num_nodes=257, shape="ragged", chunk=128, seed=8, cache="paged_16"),
+    ),
+    "thorough": (
+        LongCase(prefix_len=8192, num_nodes=512, shape="ragged", chunk=512, seed=9),
+        LongCase(model=2, prefix_len=8191, num_nodes=511, shape="deep", chunk=512, seed=9, cache="paged_16"),
+        LongCase(model=3, prefix_len=4096, num_nodes=512, shape="binary", chunk=256, seed=9),
+        LongCase(model=7, prefix_len=4097, num_nodes=512, shape="chain", chunk=512, seed=9, cache="ring"),
+        LongCase(prefix_len=4095, num_nodes=511, shape="star", chunk=129, seed=9),
+    ),
+}
+MAX_LONG_INEXACT = 1100  # prefix, where plain decoding's noise over the same tree has to be measured as well
+
 
 def fixed_cases(claim: str, subject: Subject, profile: Profile) -> list[Case] | None:
-    """The list for a claim on a real model, None where Hypothesis draws."""
-    if not subject.bank.real or claim == "greedy.walk":
+    """The list for a claim on a real model, or for one whose cases are long; None where Hypothesis draws."""
+    if claim == "tree.long":
+        return long_cases(subject, profile)
+    if not subject.bank.real or claim in ("greedy.walk", "verify.batch"):
         return None
     prompts = [tokens for _, tokens in _spread(subject, profile)]
+    if claim == "kv.machine":
+        return [_machine(subject, idx, prompts[idx % len(prompts)]) for idx in range(profile.num_real)]
     if claim.startswith(("tree.", "kv.")):
         return [_tree_or_commit(claim, subject, idx, prompts[idx % len(prompts)]) for idx in range(profile.num_real)]
+    if claim.startswith("drafter.") and claim != "drafter.self_draft":
+        return [_drafter_case(claim, subject, idx, prompts[idx % len(prompts)]) for idx in range(profile.num_real)]
     if claim == "greedy.lossless":
         all_drafters = DRAFTERS if profile.name == "thorough" else None
         return [
@@ -39,14 +90,20 @@ def fixed_cases(claim: str, subject: Subject, profile: Profile) -> list[Case] | 
             for idx, prompt in enumerate(prompts)
             for drafter in (all_drafters or (DRAFTERS[idx % len(DRAFTERS)],))
         ]
+    if claim.startswith("batch."):
+        return [_batch(subject, joins=claim == "batch.join")]
+    if claim == "ranks.agree":
+        one = _batch(subject, joins=False).alone(0)
+        return [replace(one, prompt=one.prompt[-8:], max_new_tokens=4)]
     drafters = {
         "progress": "early_exit",  # the target's first layers: drafts that are partly right
         "stop.eos": "self_tree",
         "stop.max_tokens": "self_tree",
         "threshold.consistency": "runner_up",
+        "drafter.self_draft": "self_tree",
     }
     num_cases = min(2, len(prompts), profile.num_real)
-    return [
+    cases = [
         GenerationCase(
             prompt=prompts[idx][-MAX_PROMPT:],
             max_new_tokens=min(profile.real_tokens, 7 + idx),
@@ -54,6 +111,114 @@ def fixed_cases(claim: str, subject: Subject, profile: Profile) -> list[Case] | 
             eos_idx=4 + idx,
         )
         for idx in range(num_cases)
+    ]
+    return [_with_additions(claim, case) for case in cases]
+
+
+def sweep_cases(claim: str, subject: Subject, profile: Profile) -> list[Case]:
+    """One round for each cell of the coverage table, so that a thorough run leaves none empty, however it draws. The
+    accepted node is the last one at its depth: off the leftmost path where there is another."""
+    if claim != "kv.commit" or profile.name != "thorough" or len(subject.cache_kinds) == 1:
+        return []
+    cases: list[Case] = []
+    for idx, (cache, (accepted, width, depth)) in enumerate(itertools.product(subject.cache_kinds, all_shapes())):
+        parents = broom(width, depth, level=max(0, accepted - 1))
+        accept = max(node for node in range(len(parents)) if depth_of(parents, node) == accepted)
+        model = idx % subject.bank.num_models
+        vocab_size = subject.vocab_size(model)
+        tokens = tuple((7 * node + idx) % vocab_size for node in range(len(parents)))
+        cases.append(
+            CommitCase(
+                model=model,
+                cache=cache,
+                layout=subject.layouts[idx % len(subject.layouts)],
+                prompt=tuple((3 * step + idx) % vocab_size for step in range(1 + idx % 9)),
+                rounds=(CommitRound(tokens, parents, accept),),
+                next_roots=(idx % vocab_size,),
+            )
+        )
+    return cases
+
+
+def _with_additions(claim: str, case: GenerationCase) -> Case:
+    """The case with what the claim's own kind adds: stops, turns, other requests, penalties, bans, a grammar."""
+    base = {one.name: getattr(case, one.name) for one in fields(case)}
+    turns: tuple[tuple[int, ...], ...] = (case.prompt[:3], (), case.prompt[-5:])
+    if claim.startswith("stop.") or claim == "greedy.repeatable":
+        if claim == "stop.every_index":
+            return replace(case, max_new_tokens=3)
+        if claim in ("stop.eos", "stop.max_tokens"):
+            return case
+        if claim == "greedy.repeatable":
+            turns = (turns[0], turns[2])
+        return StopCase(**base, stop_from=3, stop_len=2, min_new_tokens=6, turns=turns)
+    if claim == "drafter.self_draft":
+        spoilt = tuple(CommitRound((0,) * 4, (-1, 0, 1, 2), level) for level in (1, 0))
+        return replace(case, max_new_tokens=12, rounds=spoilt)
+    if claim.startswith("processors."):
+        first = case.prompt[0]
+        grammar = ((first, 1, first + 1, 0), (case.prompt[-1], 0, first, 1))
+        return ProcessorCase(**base, repetition=130, presence=50, frequency=50, bans=((1, 1), (3, 2)), grammar=grammar)
+    return case
+
+
+def _drafter_case(claim: str, subject: Subject, idx: int, prompt: tuple[int, ...]) -> DrafterCase:
+    """A partial accept, a plain step, a full accept; each time another of the target's drafters."""
+    draws = claim == "drafter.law"
+    names = subject.drafters_with_law if draws else subject.drafter_names
+    prompt = prompt[-MAX_PROMPT // 2 :]
+    return DrafterCase(
+        prompt=prompt,
+        accepts=() if draws else (2, -1, 3),
+        followers=() if draws else (prompt[0], prompt[1], prompt[2]),
+        max_nodes=4 if draws else 8,
+        max_depth=2 if draws else 3,
+        temperature=100 if draws else 0,
+        drafter=names[(3 * idx + 5) % len(names)],  # the caching one first, of ours
+        seed=idx,
+    )
+
+
+def _machine(subject: Subject, idx: int, prompt: tuple[int, ...]) -> MachineCase:
+    """Every operation once or more, on the cache kinds in turn."""
+    prompt, parents = prompt[-MAX_PROMPT:], COMMIT_SHAPES[idx % len(COMMIT_SHAPES)]
+    vocab_size = subject.vocab_size(0)
+    tokens = tuple(_token(prompt, node, vocab_size) for node in range(len(parents)))
+    last = len(parents) - 1
+    ops = (
+        Op("prefill", prompt[:-6]),
+        Op("chunk", prompt[-6:]),
+        Op("draft", tokens, parents),
+        Op("commit", (last, prompt[0])),
+        Op("step", prompt[1:2]),
+        Op("fork"),
+        Op("draft", tokens, parents),
+        Op("abort"),
+        Op("truncate", (2,)),
+        Op("resume", prompt[2:5]),
+        Op("switch", (0,)),
+        Op("draft", tokens, parents),
+        Op("commit", (1, prompt[3])),
+        Op("reset"),
+    )
+    return MachineCase(cache=subject.cache_kinds[idx % len(subject.cache_kinds)], ops=ops)
+
+
+def long_cases(subject: Subject, profile: Profile) -> list[Case]:
+    """The profile's cases and those of the smaller profiles, in what caches and layouts the subject has."""
+    names = list(LONG_CASES)
+    last = names.index(profile.name) if profile.name in names else 0  # a profile of somebody's own: the smallest list
+    cases = [one for name in names[: last + 1] for one in LONG_CASES[name]]
+    if not subject.exact:
+        cases = [one for one in cases if one.prefix_len <= MAX_LONG_INEXACT and one.num_nodes <= 130]
+    return [
+        replace(
+            one,
+            model=one.model % subject.bank.num_models,
+            cache=one.cache if one.cache in subject.cache_kinds else "contiguous",
+            layout=one.layout if one.layout in subject.layouts else "tree_mask",
+        )
+        for one in cases
     ]
 
 
@@ -72,6 +237,20 @@ def _spread(subject: Subject, profile: Profile) -> list[tuple[str, tuple[int, ..
     return chosen
 
 
+def _batch(subject: Subject, *, joins: bool) -> BatchCase:
+    """Three prompts of unequal length, the last without drafts. joins: one comes late, one meets an end token."""
+    rows = []
+    for idx, (name, prompt) in enumerate(subject.bank.prompts[:3]):
+        subject.used_prompts.add(name)
+        prompt = prompt[-MAX_PROMPT + 5 * idx :]
+        parents = SHAPES[2 + idx % 2]
+        tokens = (0, *(_token(prompt, node, subject.vocab_size(0)) for node in range(1, len(parents))))
+        rounds = (CommitRound(tokens, parents, len(parents) - 1), CommitRound(tokens, parents, 0))
+        eos_idx = 3 if joins and idx == 0 else -1
+        rows.append(BatchRequest(prompt, 6 - idx, idx % 2 * joins, eos_idx, rounds[: 2 - 2 * (idx == 2)]))
+    return BatchCase(rows=tuple(rows), cache=subject.cache_kinds[0], batch_layout=subject.batch_layouts[-1])
+
+
 def _tree_or_commit(claim: str, subject: Subject, idx: int, prompt: tuple[int, ...]) -> Case:
     prompt = prompt[-MAX_PROMPT:]
     vocab_size = subject.vocab_size(0)
@@ -86,6 +265,10 @@ def _tree_or_commit(claim: str, subject: Subject, idx: int, prompt: tuple[int, .
         return PerturbedCase(**place, prompt=prompt, tokens=tokens, parents=parents, place=where, token=changed)
     if claim.startswith("tree."):
         return TreeCase(**place, prompt=prompt, tokens=tokens, parents=parents)
+    if claim == "kv.chunked":
+        return ChunkCase(**place, prompt=prompt, tokens=tokens, parents=parents, keep=5, chunks=(7, 1))
+    if claim == "kv.pages":
+        place["cache"] = next((kind for kind in subject.cache_kinds if kind.startswith("paged")), place["cache"])
     last = len(parents) - 1
     rounds = (CommitRound(tokens, parents, last), CommitRound(tokens, parents, 0))
     roots = (prompt[0], prompt[len(prompt) // 2])

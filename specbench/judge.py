@@ -14,24 +14,30 @@ import zlib
 from collections.abc import Callable
 
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.errors import Flaky
+from hypothesis.stateful import run_state_machine_as_test
 
 import specbench
 from specbench import claims
-from specbench.cases import Case, GenerationCase, WalkCase, decode, encode, tokens_of
+from specbench.ambient import KeptSurroundings, streams_that_stay_open
+from specbench.budget import budget_sentence, exceeded, rarity
+from specbench.cases import Case, CommitCase, GenerationCase, WalkCase, decode, encode, tokens_of
 from specbench.checks import CHECKS
+from specbench.checks.cells import coverage_lines, note_round
 from specbench.claims import CLAIMS, Claim, Facts, Misbehaviour, Violation
 from specbench.clock import Clock
 from specbench.failures import render
-from specbench.fixed import fixed_cases
+from specbench.fixed import fixed_cases, sweep_cases
 from specbench.loading import Target, TargetError
+from specbench.machines import MAX_OPS, machine_for
 from specbench.models import DEFAULT_MODEL
 from specbench.profiles import Profile
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, ClaimRecord, RunRecord, share_sentence
 from specbench.reduce import reduce_case
 from specbench.strategies import case_kind, strategy_for
 from specbench.subjects import NotTested, Subject, Unavailable, make_subjects
+from specbench.tree import DraftTree
 from specbench.watchdog import Watchdog
 
 # Cases tried while a failure is made smaller; on a real model each costs seconds.
@@ -60,7 +66,9 @@ class RunSession:
         device: str,
         timeout: float,
         on_hang: Callable[[str], None],
+        watchdog: Watchdog | None = None,
     ) -> None:
+        """watchdog: instead of one of our own that calls `on_hang` after `timeout` seconds."""
         _check_device(device)
         # An fp32 claim is about fp32: TF32 keeps ten bits of a product's mantissa.
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -69,7 +77,7 @@ class RunSession:
         self.model = model
         self.profile = profile
         self.clock = Clock()
-        self.watchdog = Watchdog(timeout, on_hang)
+        self.watchdog = Watchdog(timeout, on_hang) if watchdog is None else watchdog
         self.started = time.perf_counter()
         self.current_replay = ""
         self.current: tuple[str, str] | None = None  # claim and subject in progress, for whoever reports a hang
@@ -89,6 +97,7 @@ class RunSession:
             models={name: one.description for name, one in self.subjects.items()},
         )
         self._num_threads = torch.get_num_threads()
+        self._surroundings = KeptSurroundings()
 
     def judge(self, claim_id: str, subject_name: str, *, only: Case | None = None) -> ClaimRecord:
         """Runs a claim on a subject, or on one given case. Raises Failed or Skipped; the record is kept in any case."""
@@ -102,13 +111,16 @@ class RunSession:
                 raise NotTested(subject.reason)
             if reason := subject.missing(claim.needs):
                 raise NotTested(reason)
-            with self.clock.count("other"):
-                self._judge(claim, subject, record, only)
+            with self.clock.count("other"), streams_that_stay_open():
+                try:
+                    self._judge(claim, subject, record, only)
+                finally:
+                    self._check_surroundings(claim, subject, record)
         except NotTested as reason:
             record.verdict, record.reason = NOT_TESTED, str(reason)
             raise Skipped(str(reason)) from None
         except TargetError as error:  # a factory that fails on one model of the bank
-            record.verdict, record.message = BUG, str(error)
+            record.verdict, record.message, record.replay = BUG, str(error), self.current_replay
             raise Failed(f"{error}      [claim {claim.id}, level {claim.level}]") from None
         finally:
             record.seconds = time.perf_counter() - started
@@ -126,10 +138,19 @@ class RunSession:
             "loading": max(0.0, total - sum(seconds.values())),
             "total": total,
         }
+        self.run.coverage = coverage_lines(
+            self.run.claims,
+            [one for one in self.subjects.values() if isinstance(one, Subject)],
+            whole_table=self.profile.name == "thorough",
+        )
         unit = 1 if sys.platform == "darwin" else 1024
         self.run.ended = "finished"
         self.run.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         return self.run
+
+    def close(self) -> None:
+        """Ends what would outlive a run that is not going to be."""
+        self.watchdog.close()
 
     def _judge(self, claim: Claim, subject: Subject, record: ClaimRecord, only: Case | None) -> None:
         # Two threads cost tiny tensors more than they bring; a real model wants them all.
@@ -139,11 +160,37 @@ class RunSession:
         cases = fixed_cases(claim.id, subject, self.profile) if only is None else [only]
         if cases is None:
             self._check_drawn(claim, subject, record)
+            self._check_all(claim, subject, sweep_cases(claim.id, subject, self.profile), record, reduce=True)
         else:
             self.run.prompts = sorted({*self.run.prompts, *subject.used_prompts})
             # A replay shows the very case it was given, however it came to be.
             self._check_all(claim, subject, cases, record, reduce=only is None)
         self._settle(record, subject)
+        if only is None:
+            self._check_budget(claim, subject, record)
+
+    def _check_budget(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:
+        """More flips than plain decoding's own are a BUG, though each one alone would be excused as a tie."""
+        rounding = [one for one in self.subjects.values() if isinstance(one, Subject) and not one.exact]
+        num_tests = len(rounding) * sum("generate" in one.needs and "oracle" in one.needs for one in CLAIMS.values())
+        if not exceeded(record.num_worse, record.num_better, num_tests=num_tests):
+            return
+        unequal = record.num_worse + record.num_better
+        facts = Facts(
+            headline=f"NOISE budget exceeded: more flipped tokens than plain decoding in {record.num_worse} of "
+            f"{unequal} generations",
+            expected=f"about {unequal / 2:.0f} of {unequal}: as often as not",
+            actual=f"{record.num_worse} of {unequal}, as by rounding alone "
+            f"{rarity(record.num_worse, record.num_better)}",
+            source=f"plain decoding in {str(subject.noise_dtype).removeprefix('torch.')} on the same weights",
+            remark=budget_sentence(record),
+        )
+        words = self._command + [f"--hypothesis-seed={self.run.seed}", f"--hypothesis-profile={self.profile.name}"]
+        violation = claims.VIOLATIONS[claim.id](facts)
+        command = shlex.join(words)
+        text = render(violation, claim, Case(), subject=subject.name, run=self.run, command=command)
+        record.verdict, record.message = BUG, text
+        raise Failed(text)
 
     def _check_all(
         self, claim: Claim, subject: Subject, cases: list[Case], record: ClaimRecord, *, reduce: bool
@@ -156,27 +203,34 @@ class RunSession:
 
     def _check_drawn(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:
         failing: list[Case] = []
-        max_examples = max(5, int(self.profile.max_examples * subject.bank.share_of_examples))
-
-        @seed(zlib.crc32(f"{self.run.seed} {claim.id} {subject.name}".encode()))
-        @settings(
-            max_examples=max_examples,
+        draw = seed(zlib.crc32(f"{self.run.seed} {claim.id} {subject.name}".encode()))
+        num_examples = self.profile.max_examples * subject.bank.share_of_examples * claim.share
+        how = settings(
+            max_examples=max(5 if claim.share == 1.0 else 1, int(num_examples)),
+            stateful_step_count=MAX_OPS,
             deadline=None,
             database=None,  # a run is reproduced by its seed or a replay string, not by what is left on a disk
             derandomize=False,
             report_multiple_bugs=False,
             print_blob=False,
+            verbosity=Verbosity.quiet,
             phases=(Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
         )
-        @given(strategy_for(claim.id, subject))
-        def run(case: Case) -> None:
+
+        def try_one(case: Case) -> None:
             trial = record if not failing else ClaimRecord(claim.id, subject.name)  # shrinking is not counted
             try:
                 self._check(claim, subject, case, trial)
             except Violation:
                 failing.append(case)
                 raise
+
+        def run() -> None:
+            if claim.id == "kv.machine":
+                run_state_machine_as_test(draw(machine_for(subject, try_one)), settings=how)
+            else:
+                draw(how(given(strategy_for(claim.id, subject))(try_one)))()
 
         try:
             run()
@@ -195,9 +249,38 @@ class RunSession:
 
     def _check(self, claim: Claim, subject: Subject, case: Case, record: ClaimRecord) -> None:
         self.current_replay = f"{claim.id}@{subject.name}@{encode(case)}"
+        self.watchdog.note_case(self.current_replay)
         CHECKS[claim.id](subject, case, record)
         rounds = 0 if isinstance(case, GenerationCase) else case.num_rounds
         record.note_case(nodes=case.num_drafts, rounds=rounds)
+        if isinstance(case, CommitCase):
+            for one in case.rounds:
+                depth = len(DraftTree.of(one.tokens, one.parents).path_to(one.accept)) - 1
+                note_round(record, subject, case, one.parents, depth)
+
+    def _check_surroundings(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:
+        """What a target did to torch or to the weights it did to the oracle as well: nothing just found can be relied
+        on."""
+        replaced, rewritten = self._surroundings.restore(), subject.rewritten_models()
+        if replaced:
+            facts = Facts(
+                headline=f"the target replaced {', '.join(replaced[:4])}, which plain decoding is computed with",
+                expected="torch as it was imported",
+                actual=f"{len(replaced)} of its functions replaced (they are put back)",
+                source="a target may wrap what it calls, never what others call",
+            )
+        elif rewritten:
+            facts = Facts(
+                headline="the target changed the weights of the model that it was handed",
+                expected="the weights as they were",
+                actual=f"weights of model {', '.join(map(str, rewritten))} written to in place",
+                source="a target that needs other weights makes a copy",
+            )
+        else:
+            return
+        self._fail(
+            Misbehaviour(facts), claim, subject, decode(self.current_replay.split("@", 2)[2]), record, reduce=False
+        )
 
     def _fail(
         self,
@@ -212,7 +295,7 @@ class RunSession:
         if reduce:
             case, violation = self._reduced(violation, claim, subject, case)
         replay = f"{claim.id}@{subject.name}@{encode(case)}"
-        words = ["specbench", "check", *([] if self.target.is_reference else [self.target.name]), "--replay", replay]
+        words = [*self._command, "--replay", replay]
         if subject.bank.real and self.model != DEFAULT_MODEL:
             words += ["--specbench-model", self.model]
         command = shlex.join(words)
@@ -220,6 +303,10 @@ class RunSession:
         record.verdict, record.message, record.replay = BUG, text, replay
         record.shrunk_drafts = case.num_drafts
         raise Failed(text) from None
+
+    @property
+    def _command(self) -> list[str]:
+        return ["specbench", "check", *([] if self.target.is_reference else [self.target.name])]
 
     def _reduced(self, violation: Violation, claim: Claim, subject: Subject, case: Case) -> tuple[Case, Violation]:
         """The smallest case that fails in the same way, and how it fails."""
@@ -259,6 +346,8 @@ class RunSession:
                 f"{record.num_differing} leave plain decoding at a tie; from there on {record.num_ties} tokens are not "
                 "the oracle's argmax, each below the measured bound"
             )
+        if flips := budget_sentence(record):
+            parts.append(flips)
         if record.largest_rounding:
             parts.append(f"not bit-identical: moved by up to {record.largest_rounding:.2g}, below rounding")
         if record.worst and not subject.exact:

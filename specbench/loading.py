@@ -1,7 +1,8 @@
 """From a name on the command line to a target, and from a target to what it can do.
 
 A name is `package.module:attribute` or `./file.py:attribute`; the attribute is an object, a class or a zero-argument
-factory. A method with the wrong signature is told here, with the call that we would make, and never guessed at.
+factory. `cmd: COMMAND` names an engine that speaks JSON lines (docs/wire.md). A method with the wrong signature is told
+here, with the call that we would make, and never guessed at.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,14 @@ class TargetError(ValueError):
 
 @dataclass(frozen=True)
 class Target:
-    """A loaded target. name: as given. adapter: the object behind it."""
+    """A loaded target. name: as given. adapter: the object behind it. make: makes another one, where a class or a
+    factory was named."""
 
     name: str
     adapter: Any
     is_reference: bool = False  # the default target, judged when none is named
+    keeps_time: bool = False  # ends calls that take too long by itself, so that no watchdog has to end the run
+    make: Callable[[], Any] | None = None
 
     @property
     def has_build(self) -> bool:
@@ -71,9 +76,12 @@ CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 ENTRY_CALLS = ("logits", "generate", "verify", "forward_tree", "draft", "build", "build_from", "build_drafter")
 TREE_METHODS = ("prefill", "forward_tree", "commit", "truncate")
 
-# What a target honours in `sampling` and `stop` besides end tokens; it says so by `features`, since ignoring a field looks
-# like every other wrong output.
-FEATURES = ("stop_sequences", "min_new_tokens", "penalties", "bad_words", "grammar", "processors")
+# What a target honours in `sampling` and `stop` besides end tokens, and whether it loads its drafter from the second
+# folder that build_from is given; it says so by `features`, since ignoring a field looks like every other wrong output.
+FEATURES = (
+    *("stop_sequences", "min_new_tokens", "penalties", "bad_words", "grammar", "processors"),
+    "drafter_checkpoint",
+)
 
 EXPOSE = {
     "generate": "give the target generate(prompt, *, max_new_tokens, sampling, stop, seed) (level 1)",
@@ -106,12 +114,25 @@ EXPOSE = {
             ("processors", "sampling", "processors"),
         )
     },
+    "drafter_checkpoint": "load the drafter from build_from's drafter_checkpoint, a folder like `checkpoint`, and say "
+    "so by features = ('drafter_checkpoint', ...)",
+    "law": "let draft name the law of its draws in draft_probs: at temperature > 0 no drafter of this target does",
+    "fresh": "name a class or a factory instead of an object, or give the drafter reset(), so that what it drafts can "
+    "be compared with what a fresh one drafts",
     "rounds": "let generate return a specbench.types.Generation with one Round per verification",
 }
 
 
-def load_target(name: str) -> Target:
-    """The target behind `name`. TargetError when there is none, or when making it fails."""
+COMMAND_PREFIX = "cmd:"
+
+
+def load_target(name: str, *, timeout: float = 300.0, on_hang: Callable[[str], None] | None = None) -> Target:
+    """The target behind `name`. TargetError when there is none, or when making it fails.
+
+    timeout, on_hang: for commands; seconds for one answer, and who is told when the engine hangs again and again.
+    """
+    if name.startswith(COMMAND_PREFIX):
+        return _checked(_start_command(name, timeout, on_hang))
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
         raise TargetError(f"target {name!r} must be package.module:attribute or ./file.py:attribute")
@@ -122,6 +143,7 @@ def load_target(name: str) -> Target:
             public = [one for one in dir(value) if not one.startswith("_")]
             raise TargetError(f"target {name!r}: {place} has no {part!r}{_near(part, public)}")
         value = getattr(value, part)
+    make: Callable[[], Any] | None = None
     if inspect.isclass(value) or inspect.isroutine(value):
         try:
             inspect.signature(value).bind()
@@ -130,11 +152,49 @@ def load_target(name: str) -> Target:
                 f"target {name!r}: {attribute} must be callable without arguments, but it is not ({error}): "
                 "name a zero-argument factory or an object"
             ) from error
+        make = value
         try:
-            value = value()
+            value = make()
         except Exception as error:
             raise TargetError(f"target {name!r}: {attribute}() raised {type(error).__name__}: {error}") from error
-    target = Target(name, value)
+    return _checked(Target(name, value, make=make))
+
+
+def through_shim(python: str, name: str) -> str:
+    """The name under which `package.module:attribute` or `./file.py:attribute` runs in another interpreter."""
+    from specbench import shim
+
+    if name.startswith(COMMAND_PREFIX):
+        raise TargetError(f"--specbench-python is for Python targets; {name!r} is a command already")
+    return f"{COMMAND_PREFIX} {shlex.join([python, str(shim.__file__), name])}"
+
+
+def _start_command(name: str, timeout: float, on_hang: Callable[[str], None] | None) -> Target:
+    # Late, since naming a target must not cost an import of torch.
+    from specbench.wire import Command
+    from specbench.wire_process import RemoteError, WireError
+
+    try:
+        words = shlex.split(name[len(COMMAND_PREFIX) :])
+    except ValueError as error:
+        raise TargetError(f"target {name!r}: the command cannot be split into words: {error}") from error
+    if not words:
+        raise TargetError(f"target {name!r} names no command: write '{COMMAND_PREFIX} ./engine --option'")
+    command = Command(words, timeout=timeout, on_hang=on_hang)
+    try:
+        adapter = command.adapter()
+        # A drafter that can forget its texts need not be started afresh for each.
+        make = None if hasattr(adapter, "reset") else command.adapter
+        return Target(name, adapter, keeps_time=True, make=make)
+    except RemoteError as error:
+        raise TargetError(f"target {name!r}: hello raised {type(error).__name__}: {error}") from error
+    except WireError as error:
+        raise TargetError(f"target {name!r}: {error}") from error
+
+
+def _checked(target: Target) -> Target:
+    """The target, when it can be called as its levels ask."""
+    name, value = target.name, target.adapter
     try:
         for method in (*CALLS, "cache_len", "num_layers", "checkpoint"):
             getattr(value, method, None)
@@ -168,7 +228,7 @@ def capabilities(adapter: Any, name: str) -> frozenset[str]:
         if "taps" in inspect.signature(adapter.forward_tree).parameters:
             words.add("taps")
         words |= {one for one in ("extend", "fork", "abort", "poison") if one in found}
-        if "reset" in found and isinstance(getattr(adapter, "page_size", None), int):
+        if "reset" in found and hasattr(adapter, "page_size"):
             words.add("pages")
     if "logits" in found or getattr(adapter, "checkpoint", None):
         words.add("oracle")
@@ -193,6 +253,8 @@ def _features(adapter: Any, name: str) -> set[str]:
 def check_signature(adapter: Any, method: str, name: str) -> None:
     """TargetError unless `method` accepts the call that we make."""
     positional, keywords = CALLS[method]
+    if method == "build_drafter" and getattr(adapter, "drafter_names", None):
+        keywords = ("name",)
     try:
         inspect.signature(getattr(adapter, method)).bind(*positional, **dict.fromkeys(keywords))
     except TypeError as error:

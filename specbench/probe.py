@@ -1,24 +1,34 @@
 """A target's instance behind guarded calls: whatever it does wrong becomes one clear sentence, and no call can hang.
 
 Answers are checked for type, shape, dtype, NaN and token range here, once, so that checks compare only real answers.
+They are read as warily as they are asked for: an answer's own methods are the target's code too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from itertools import islice
 from operator import index
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from specbench.claims import Facts, Misbehaviour
+from specbench.ambient import settings_of_the_target
+from specbench.claims import Facts, Misbehaviour, Violation
 from specbench.clock import Clock
-from specbench.protocols import SeededCoins
+from specbench.lockstep import LockStep, OutOfStep
+from specbench.protocols import Coins, SeededCoins
+from specbench.sanitize import plain
 from specbench.tree import DraftTree
-from specbench.types import GREEDY, NEVER_STOP, Generation, Round, Stop, Taps, VerifyResult
+from specbench.types import GREEDY, NEVER_STOP, Generation, Request, Round, Sampling, Stop, Taps, VerifyResult
 from specbench.watchdog import Watchdog
+
+MAX_TOKENS = 200_000  # more than any case asks for: what goes on beyond does not end
+METRICS = ("acceptance_length", "acceptance_rate", "num_accepted", "num_drafted")  # what an answer may say of itself
+MAX_SAID = 4_096  # characters of what a target's objects say of themselves
 
 
 class Probe:
@@ -40,20 +50,71 @@ class Probe:
     # level 1
 
     def generate(
-        self, prompt: Sequence[int], *, max_new_tokens: int, stop: Stop = NEVER_STOP, adapter: Any = None
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling = GREEDY,
+        stop: Stop = NEVER_STOP,
+        adapter: Any = None,
     ) -> Generation:
         """The answer as a Generation; bare token sequences get no rounds. adapter: another face of the target."""
         one = self.adapter if adapter is None else adapter
         out = self._call(
             "generate",
-            lambda: one.generate(list(prompt), max_new_tokens=max_new_tokens, sampling=GREEDY, stop=stop, seed=0),
+            lambda: one.generate(
+                list(prompt), max_new_tokens=max_new_tokens, sampling=replace(sampling), stop=replace(stop), seed=0
+            ),
         )
-        if isinstance(out, Generation):
-            rounds = tuple(self._round(number, one) for number, one in enumerate(out.rounds, start=1))
-            return replace(out, tokens=self._token_ids("generate", out.tokens), rounds=rounds)
-        tokens = self._token_ids("generate", out)
-        ended = "eos" if tokens and tokens[-1] in stop.eos_token_ids else "length"
-        return Generation(tokens, ended)
+        return self._generation("generate", out, stop)
+
+    def generate_and_report(
+        self, prompt: Sequence[int], *, max_new_tokens: int, stop: Stop = NEVER_STOP
+    ) -> tuple[Generation, dict[str, float]]:
+        """The answer, and of `METRICS` those numbers that the target's own answer shows."""
+        out = self._call(
+            "generate",
+            lambda: self.adapter.generate(
+                list(prompt), max_new_tokens=max_new_tokens, sampling=replace(GREEDY), stop=replace(stop), seed=0
+            ),
+        )
+        generation = self._generation("generate", out, stop)
+        with self._reading("generate"):
+            shown = {name: getattr(out, name, None) for name in METRICS}
+            numbers = {name: float(one) for name, one in shown.items() if isinstance(one, int | float)}
+        return generation, numbers
+
+    def session(self) -> Probe:
+        """A text that is continued by each `generate` on what this returns."""
+        return self._beside(self._call("session", lambda: self.adapter.session()))
+
+    def generate_batch(self, requests: Sequence[Request]) -> list[Generation]:
+        """One Generation a request, in their order."""
+        out = self._call("generate_batch", lambda: self.adapter.generate_batch([replace(one) for one in requests]))
+        answers = self._one_each("generate_batch", out, len(requests), "request")
+        return [self._generation("generate_batch", one, to.stop) for one, to in zip(answers, requests, strict=True)]
+
+    def generate_in_lockstep(
+        self, others: Sequence[Probe], meeting: LockStep, prompt: Sequence[int], *, max_new_tokens: int
+    ) -> list[Generation] | OutOfStep:
+        """Generates on this instance and the others at the same time, each a rank of `meeting`. Returns how the ranks
+        fell out of step when they did."""
+
+        def request(adapter: Any) -> Callable[[], Any]:
+            return lambda: adapter.generate(
+                list(prompt), max_new_tokens=max_new_tokens, sampling=replace(GREEDY), stop=replace(NEVER_STOP), seed=0
+            )
+
+        def run() -> list[Any]:
+            answers = meeting.run([request(one.adapter) for one in (self, *others)])
+            for one in answers:
+                if isinstance(one, BaseException) and not isinstance(one, OutOfStep):
+                    raise one
+            return answers
+
+        answers = self._call("generate", run)
+        fallen = [one for one in answers if isinstance(one, OutOfStep)]
+        return fallen[0] if fallen else [self._generation("generate", one, NEVER_STOP) for one in answers]
 
     def with_threshold(self, threshold: float) -> Any:
         """The target's face under lossy acceptance, for `generate(adapter=...)`."""
@@ -64,18 +125,27 @@ class Probe:
     def verify(self, tree: DraftTree, target_logits: Tensor) -> VerifyResult:
         out = self._call(
             "verify",
-            lambda: self.adapter.verify(_copy(tree), target_logits.clone(), sampling=GREEDY, coins=SeededCoins(0)),
+            lambda: self.adapter.verify(
+                _copy(tree), target_logits.clone(), sampling=replace(GREEDY), coins=SeededCoins(0)
+            ),
         )
-        path, bonus = getattr(out, "path", None), getattr(out, "bonus_token", None)
-        if path is None or bonus is None:
-            self._wrong("verify", "a VerifyResult with `path` and `bonus_token`", describe(out))
-        try:
-            result = VerifyResult(tuple(path), bonus)
-        except (TypeError, ValueError) as error:
-            self._wrong("verify", "a VerifyResult with node numbers and a token id", str(error))
-        if result.path and max(result.path) >= tree.num_nodes:
-            self._wrong("verify", f"nodes < {tree.num_nodes} in `path`", str(list(result.path)))
-        return result
+        return self._verify_result("verify", out, tree)
+
+    def verify_batch(self, trees: Sequence[DraftTree], target_logits: Sequence[Tensor]) -> list[VerifyResult]:
+        """target_logits: float [N, V] for each tree."""
+        cu_nodes = torch.tensor([0, *(tree.num_nodes for tree in trees)]).cumsum(0)
+        out = self._call(
+            "verify_batch",
+            lambda: self.adapter.verify_batch(
+                [_copy(tree) for tree in trees],
+                torch.cat(list(target_logits)),
+                cu_nodes.clone(),
+                sampling=replace(GREEDY),
+                coins=SeededCoins(0),
+            ),
+        )
+        answers = self._one_each("verify_batch", out, len(trees), "tree")
+        return [self._verify_result("verify_batch", one, tree) for one, tree in zip(answers, trees, strict=True)]
 
     # level 3
 
@@ -99,73 +169,295 @@ class Probe:
     def kv(self, layer: int) -> tuple[Tensor, Tensor]:
         """Copies of the committed keys and values, each [Hkv, cache_len, D]."""
         out = self._call("kv", lambda: self.adapter.kv(layer))
-        if not (isinstance(out, tuple | list) and len(out) == 2):
-            self._wrong("kv", "a pair (keys, values)", describe(out))
-        keys, values = (self._real_tensor("kv", one, [None, None, None]) for one in out)
-        return keys, values
+        with self._reading("kv"):
+            if not (isinstance(out, tuple | list) and len(out) == 2):
+                self._wrong("kv", "a pair (keys, values)", describe(out))
+            keys, values = out
+        shape = [None, None, None]
+        return self._real_tensor("kv", keys, shape), self._real_tensor("kv", values, shape)
 
     @property
     def cache_len(self) -> int:
-        out = self._call("cache_len", lambda: self.adapter.cache_len)
-        if isinstance(out, bool) or not isinstance(out, int):
-            self._wrong("cache_len", "an int (a property, not a method)", describe(out))
-        return out
+        return self._int_property("cache_len")
+
+    # level 3, optional
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._call("extend", lambda: self.adapter.extend(list(tokens)))
+
+    def fork(self) -> Probe:
+        """A second instance with the same committed prefix."""
+        return self._beside(self._call("fork", lambda: self.adapter.fork()))
+
+    def abort(self) -> None:
+        self._call("abort", lambda: self.adapter.abort())
+
+    def reset(self) -> None:
+        self._call("reset", lambda: self.adapter.reset())
+
+    def poison(self) -> None:
+        """Dead rows and buffers become NaN where the target declares that it never reads them, else large numbers: a
+        static cache that multiplies masked garbage by zero is right, and 0 x NaN is NaN."""
+        with self._reading("reads_dead_rows"):
+            value = 1e4 if getattr(self.adapter, "reads_dead_rows", True) else torch.nan
+        self._call("poison", lambda: self.adapter.poison(value))
+
+    @property
+    def page_size(self) -> int | None:
+        """None when this instance's cache has no pages."""
+        with self._reading("page_size"):
+            if getattr(self.adapter, "page_size", None) is None:
+                return None
+        return self._int_property("page_size")
+
+    @property
+    def pages_in_use(self) -> int:
+        return self._int_property("pages_in_use")
+
+    # level 5
+
+    def draft(
+        self,
+        context: list[int],
+        *,
+        max_nodes: int,
+        max_depth: int,
+        sampling: Sampling = GREEDY,
+        coins: Coins | None = None,
+        malformed: type[Violation] = Misbehaviour,
+    ) -> DraftTree:
+        """A tree of ours, well-formed below the last token of the context. context: the very list is handed over, so
+        that a check can look at what became of it. malformed: how a tree that is none is told."""
+        root = context[-1]
+        out = self._call(
+            "draft",
+            lambda: self.adapter.draft(
+                context,
+                max_nodes=max_nodes,
+                max_depth=max_depth,
+                sampling=replace(sampling),
+                coins=SeededCoins(0) if coins is None else coins,
+            ),
+        )
+        return self._draft_tree(out, root, malformed)
+
+    @property
+    def observes(self) -> bool:
+        """Whether a drafter wants to be told what was accepted."""
+        with self._reading("observe"):
+            return callable(getattr(self.adapter, "observe", None))
+
+    def observe(self, result: VerifyResult) -> None:
+        self._call("observe", lambda: self.adapter.observe(result))
+
+    def _draft_tree(self, out: Any, root: int, malformed: type[Violation]) -> DraftTree:
+        with self._reading("draft"):
+            tokens, parents = getattr(out, "tokens", None), getattr(out, "parents", None)
+            if tokens is None or parents is None:
+                self._wrong("draft", "a DraftTree, or an object with `tokens` and `parents`", describe(out))
+            proposal: Any = getattr(out, "proposal", "deterministic")
+            try:
+                tokens, parents = (_ints(_listed(one)) for one in (tokens, parents))
+                probs = _probs(getattr(out, "draft_probs", None), len(tokens), self.vocab_size)
+                tree = DraftTree(
+                    torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64), probs, proposal
+                )
+                _check_draft(tree, root, self.vocab_size)
+                return tree
+            except (TypeError, ValueError, OverflowError) as error:
+                said = first_line(error)
+            shown = ", ".join(
+                f"{name} {list(one) if isinstance(one, tuple) else describe(one)}"
+                for name, one in (("tokens", tokens), ("parents", parents))
+            )
+        raise malformed(
+            Facts(
+                headline=f"draft() returned no draft tree: {said}",
+                expected=f"root {root}, parents before children, siblings unlike",
+                actual=shown,
+                source="the last token of the context, and what every draft tree is",
+            )
+        )
+
+    def _beside(self, adapter: Any) -> Probe:
+        return Probe(adapter, vocab_size=self.vocab_size, clock=self._clock, watchdog=self._watchdog)
+
+    def _int_property(self, name: str) -> int:
+        out = self._call(name, lambda: getattr(self.adapter, name))
+        with self._reading(name):
+            if isinstance(out, bool) or not isinstance(out, int):
+                self._wrong(name, "an int (a property, not a method)", describe(out))
+            return _whole(out)
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
-        with self._clock.count("target"), self._watchdog.guard(f"{type(self.adapter).__name__}.{name}()"):
+        with self._guarded(name), settings_of_the_target():
             try:
                 return call()
-            except (Exception, SystemExit) as error:
-                headline = f"{name}() raised {type(error).__name__}: {first_line(error)}"
+            except KeyboardInterrupt:
+                raise  # the user's; a target's own is told from it by --specbench-isolate
+            except BaseException as error:
                 facts = Facts(
-                    headline=headline, expected="an answer", actual=f"{type(error).__name__} ({_where(error)})"
+                    headline=f"{name}() raised {_said_of(error)}",
+                    expected="an answer",
+                    actual=f"{type_name(error)} ({_where(error)})",
                 )
-                raise Misbehaviour(facts) from error
+        raise Misbehaviour(facts)  # out here: what the target raised, with all its frames hold, is let go
 
-    def _real_tensor(self, name: str, out: Any, shape: list[int | None]) -> Tensor:
+    @contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
+        with self._clock.count("target"), self._watchdog.guard(f"{type_name(self.adapter)}.{name}()"):
+            yield
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Around everything that touches an answer."""
+        with self._guarded(name), settings_of_the_target():
+            try:
+                yield
+                return
+            except (Misbehaviour, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                said, where = _said_of(error), _where(error)
+        self._wrong(name, "an answer that can be read", f"one that raises {said} ({where})")
+
+    def _one_each(self, name: str, out: Any, number: int, what: str) -> list[Any]:
+        """The answers of a batch."""
+        with self._reading(name):
+            if not isinstance(out, list | tuple):
+                self._wrong(name, f"a list of {number} answers, one for each {what}", describe(out))
+            answers = list(islice(out, number + 1))
+            if len(answers) != number:
+                more = "more" if len(answers) > number else str(len(answers))
+                self._wrong(name, f"a list of {number} answers, one for each {what}", f"a list of {more}")
+            return answers
+
+    def _verify_result(self, name: str, out: Any, tree: DraftTree) -> VerifyResult:
+        with self._reading(name):
+            path, bonus = getattr(out, "path", None), getattr(out, "bonus_token", None)
+            if path is None or bonus is None:
+                self._wrong(name, "a VerifyResult with `path` and `bonus_token`", describe(out))
+            try:
+                result = VerifyResult(_ints(path), _whole(bonus))
+            except (TypeError, ValueError) as error:
+                self._wrong(name, "a VerifyResult with node numbers and a token id", first_line(error))
+            if result.path and max(result.path) >= tree.num_nodes:
+                self._wrong(name, f"nodes < {tree.num_nodes} in `path`", str(list(result.path)))
+            return result
+
+    def _generation(self, name: str, out: Any, stop: Stop) -> Generation:
+        """What a target generated, as a Generation of plain ints and tuples."""
+        with self._reading(name):
+            given = {one.name: getattr(out, one.name) for one in fields(Generation)} if _is_generation(out) else None
+        if given is None:
+            tokens = self._token_ids(name, out)
+            return Generation(tokens, stop.reason_at(tokens) or "length")
+        with self._reading(name):
+            if not isinstance(given["finish_reason"], str):
+                self._wrong(name, "a finish reason as a str", describe(given["finish_reason"]))
+            given["finish_reason"] = plain(_said(given["finish_reason"], str), 40, one_line=True)
+            rounds = list(islice(given["rounds"], MAX_TOKENS + 1))
+            if len(rounds) > MAX_TOKENS:
+                self._wrong(name, "rounds that end", f"more than {MAX_TOKENS} of them")
+        given["tokens"] = self._token_ids(name, given["tokens"])
+        given["rounds"] = tuple(self._round(name, number, one) for number, one in enumerate(rounds, start=1))
+        return Generation(**given)
+
+    def _real_tensor(self, name: str, out: Any, shape: Sequence[int | None]) -> Tensor:
         wanted = "[" + ", ".join("?" if one is None else str(one) for one in shape) + "]"
-        if not isinstance(out, Tensor):
-            self._wrong(name, f"a torch tensor of shape {wanted}", describe(out))
-        if out.ndim != len(shape) or any(w is not None and w != g for w, g in zip(shape, out.shape, strict=False)):
-            self._wrong(name, f"shape {wanted}", f"shape {list(out.shape)}")
-        if not out.is_floating_point():
-            self._wrong(name, "a floating dtype", str(out.dtype))
-        bad = out.isnan() | (out == torch.inf)
-        if bool(bad.any()):
-            place = bad.nonzero()[0].tolist()
-            self._wrong(name, "numbers", f"{out[tuple(place)].item()} at {place} ({int(bad.sum())} such entries)")
-        return out.detach().to("cpu", copy=True)
+        with self._reading(name):
+            if not isinstance(out, Tensor):
+                self._wrong(name, f"a torch tensor of shape {wanted}", describe(out))
+            if out.ndim != len(shape) or any(w is not None and w != g for w, g in zip(shape, out.shape, strict=False)):
+                self._wrong(name, f"shape {wanted}", f"shape {list(out.shape)}")
+            if not out.is_floating_point():
+                self._wrong(name, "a floating dtype", str(out.dtype))
+            if out.layout != torch.strided or out.device.type == "meta":
+                kind = "on the meta device" if out.device.type == "meta" else f"of layout {out.layout}"
+                self._wrong(name, "a dense tensor with numbers in it", f"one {kind}")
+            numbers = out.detach().to("cpu", copy=True)  # first of all, so that what is checked is what is kept
+            bad = numbers.isnan() | (numbers == torch.inf)
+            if bool(bad.any()):
+                place = bad.nonzero()[0].tolist()
+                self._wrong(
+                    name, "numbers", f"{numbers[tuple(place)].item()} at {place} ({int(bad.sum())} such entries)"
+                )
+            return numbers
 
-    def _round(self, number: int, one: Any) -> Round:
+    def _round(self, name: str, number: int, one: Any) -> Round:
         """A record of a round with tuples in it, its tree well-formed and its path a path in it."""
-        try:
-            parts = {name: tuple(map(index, getattr(one, name))) for name in ("tokens", "parents", "path", "emitted")}
-            tidy: Round = replace(one, **parts)
-            if not DraftTree.of(tidy.tokens, tidy.parents).is_path(tidy.path):
-                raise ValueError(f"path = {list(tidy.path)} must run from a child of the root downwards")
-        except (TypeError, ValueError, AttributeError) as error:
-            self._wrong("generate", "a well-formed specbench.types.Round for each round", f"round {number}: {error}")
-        return tidy
+        with self._reading(name):
+            try:
+                parts: dict[str, Any] = {}
+                for each in fields(Round):
+                    value = getattr(one, each.name)
+                    parts[each.name] = _ints(value) if "tuple" in str(each.type) else _whole(value)
+                tidy = Round(**parts)
+                if not DraftTree.of(tidy.tokens, tidy.parents).is_path(tidy.path):
+                    raise ValueError(f"path = {list(tidy.path)} must run from a child of the root downwards")
+            except (TypeError, ValueError, AttributeError) as error:
+                wanted = "a well-formed specbench.types.Round for each round"
+                self._wrong(name, wanted, f"round {number}: {first_line(error)}")
+            return tidy
 
     def _token_ids(self, name: str, out: Any) -> tuple[int, ...]:
-        values = out.tolist() if hasattr(out, "tolist") else out  # tensors and numpy arrays
-        if not isinstance(values, list | tuple):
-            self._wrong(name, "a sequence of token ids or a Generation", describe(out))
-        ids = []
-        for idx, given in enumerate(values):
-            token = _as_int(given)
-            if token is None:
-                self._wrong(name, "token ids as ints", f"{describe(given)} at index {idx}")
-            if token < 0 or (self.vocab_size is not None and token >= self.vocab_size):
-                limit = "" if self.vocab_size is None else f" and < {self.vocab_size}"
-                self._wrong(name, f"token ids >= 0{limit}", f"{token} at index {idx}")
-            ids.append(token)
-        return tuple(ids)
+        with self._reading(name):
+            values = out.tolist() if hasattr(out, "tolist") else out  # tensors and numpy arrays
+            if not isinstance(values, list | tuple):
+                self._wrong(name, "a sequence of token ids or a Generation", describe(out))
+            ids: list[int] = []
+            for idx, given in enumerate(values):
+                if idx == MAX_TOKENS:
+                    self._wrong(name, "a sequence that ends", f"more than {MAX_TOKENS} tokens")
+                token = _as_int(given)
+                if token is None:
+                    self._wrong(name, "token ids as ints", f"{describe(given)} at index {idx}")
+                if token < 0 or (self.vocab_size is not None and token >= self.vocab_size):
+                    limit = "" if self.vocab_size is None else f" and < {self.vocab_size}"
+                    self._wrong(name, f"token ids >= 0{limit}", f"{_number(token)} at index {idx}")
+                ids.append(token)
+            return tuple(ids)
 
     def _wrong(self, name: str, expected: str, actual: str) -> NoReturn:
-        raise Misbehaviour(
-            Facts(headline=f"{name}() must return {expected}, got {actual}", expected=expected, actual=actual)
-        )
+        headline = f"{name}() must return {expected}, got {actual}"
+        raise Misbehaviour(Facts(headline=headline, expected=expected, actual=actual))
+
+
+def _check_draft(tree: DraftTree, root: int, vocab_size: int | None) -> None:
+    """ValueError for what a draft may not be, though it is a tree."""
+    if tree.token_list[0] != root:
+        raise ValueError(f"tokens[0] = {tree.token_list[0]} must be {root} (the root: the last token of the context)")
+    for node, token in enumerate(tree.token_list):
+        if vocab_size is not None and token >= vocab_size:
+            raise ValueError(f"tokens[{node}] = {token} must be < {vocab_size} (the vocabulary)")
+    if tree.proposal == "iid":
+        return
+    for node in range(tree.num_nodes):
+        first: dict[int, int] = {}
+        for child in tree.children(node):
+            token = tree.token_list[child]
+            if token in first:
+                raise ValueError(
+                    f"nodes {first[token]} and {child} are siblings with the same token {token}, which only "
+                    "proposal = 'iid' (drawn with replacement) may have"
+                )
+            first[token] = child
+
+
+def _probs(given: Any, num_nodes: int, vocab_size: int | None) -> Tensor | None:
+    """draft_probs as a float tensor [N, V] of its own, None when there are none."""
+    if given is None:
+        return None
+    probs = torch.as_tensor(given).detach().to("cpu", copy=True)
+    wanted = f"[{num_nodes}, {'V' if vocab_size is None else vocab_size}]"
+    if probs.ndim != 2 or len(probs) != num_nodes or vocab_size not in (None, probs.shape[1]):
+        raise ValueError(f"draft_probs has shape {list(probs.shape)}, must be {wanted} (a row a node)")
+    return probs
+
+
+def _listed(values: Any) -> Any:
+    """A tensor's or an array's numbers as a list."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _copy(tree: DraftTree) -> DraftTree:
@@ -173,25 +465,81 @@ def _copy(tree: DraftTree) -> DraftTree:
     return DraftTree.of(tree.token_list, tree.parent_list)
 
 
+def _is_generation(value: Any) -> bool:
+    return isinstance(value, Generation)
+
+
 def _as_int(value: Any) -> int | None:
     """An int of any make (numpy's and one-element tensors too); True and False are none."""
     try:
-        return None if isinstance(value, bool) else index(value)
+        return None if isinstance(value, bool) else int(index(value))
     except TypeError:
         return None
 
 
+def _whole(value: Any) -> int:
+    """As `_as_int`, for a single number of an answer. TypeError when it is none."""
+    number = _as_int(value)
+    if number is None:
+        raise TypeError(f"{describe(value)} must be an int")
+    return number
+
+
+def _ints(values: Any) -> tuple[int, ...]:
+    numbers = tuple(_whole(one) for one in islice(values, MAX_TOKENS + 1))
+    if len(numbers) > MAX_TOKENS:
+        raise ValueError(f"more than {MAX_TOKENS} numbers, which do not seem to end")
+    return numbers
+
+
+def _number(value: int) -> str:
+    """Python refuses to write out ints of more than 4,300 digits."""
+    return str(value) if value.bit_length() < 256 else f"an int of {value.bit_length()} bits"
+
+
 def describe(value: Any) -> str:
+    """Type and content in a few words, whatever the object does when it is asked."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)} and dtype {value.dtype}"
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    if type(value) in (list, tuple) and len(value) > MAX_SAID:
+        value = value[:MAX_SAID]  # their text is cut far before
+    return f"{type_name(value)} {plain(_said(value, repr), 60, one_line=True)}"
+
+
+def type_name(value: Any) -> str:
+    """A class may have any string for a name."""
+    return plain(_said(type(value).__name__, str), 80, one_line=True)
 
 
 def first_line(error: BaseException) -> str:
     """The start of an exception's message, fit for one sentence."""
-    lines = str(error).strip().splitlines() or ["no message"]
-    return lines[0] if len(lines[0]) <= 160 else f"{lines[0][:157]}..."
+    lines = _said(error, str).strip().splitlines() or ["no message"]
+    return plain(lines[0], 160, one_line=True)
+
+
+def _said_of(error: BaseException) -> str:
+    return f"{type_name(error)}: {first_line(error)}{_limit_of_memory(error)}"
+
+
+def _said(value: Any, how: Callable[[Any], str]) -> str:
+    """The start of str() or repr() of an object, as an exact str, also when the object will not have it."""
+    try:
+        return str.__getitem__(how(value), slice(0, MAX_SAID))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"({how.__name__}() of it raises {plain(type(error).__name__, 80, one_line=True)})"
+
+
+def _limit_of_memory(error: BaseException) -> str:
+    """What a want of memory has to do with --specbench-memory, when that is what sets the limit here."""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    is_want = isinstance(error, MemoryError) or "allocate memory" in _said(error, str)
+    if not is_want or limit == resource.RLIM_INFINITY:
+        return ""
+    return f" (its process may have {limit / 2**30:.3g} GiB: give --specbench-memory GIB if it needs more)"
 
 
 def _where(error: BaseException) -> str:
@@ -201,4 +549,4 @@ def _where(error: BaseException) -> str:
         trace = trace.tb_next
     if trace is None:
         return "no traceback"
-    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    return f"{plain(trace.tb_frame.f_code.co_filename, 200, one_line=True)}:{trace.tb_lineno}"

@@ -9,10 +9,12 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 EQUAL, NOISE, BUG, NOT_TESTED = "EQUAL", "NOISE", "BUG", "NOT TESTED"
+KNOWN = "KNOWN"  # no verdict: how a cell is shown that the ledger speaks of
 _SEVERITY = {NOT_TESTED: 0, EQUAL: 1, NOISE: 2, BUG: 3}
 
 
@@ -26,7 +28,13 @@ class ClaimRecord:
     worst: largest error found, as a share of its bound. thresholds: threshold -> [equal tokens, tokens].
     largest_rounding: the largest move below rounding where bit-identity was asked for.
     layouts: tree layout -> [rounds, rows, bytes of masks, bytes of drafted keys and values].
+    num_flips, num_plain_flips: tokens that are not the oracle's argmax, of num_flip_tokens each, in the target's output
+    and in plain decoding's own where the two part. num_worse, num_better: generations in which the target has more, or
+    fewer (see `budget`).
+    acceptance: drafter -> by depth from 1 on [drafts accepted, drafts verified]. remarks: sentences for the footer.
+    rounds_by_cell: coverage cell (see `coverage`) -> rounds.
     detail: what the footer adds in words. shrunk_drafts: drafted nodes of the smallest failing case.
+    known: the issue by which the ledger knows that this fails, or why it is not judged. The verdict stays what it is.
     """
 
     claim: str
@@ -50,6 +58,18 @@ class ClaimRecord:
     message: str = ""
     replay: str = ""
     shrunk_drafts: int | None = None
+    num_flips: int = 0
+    num_plain_flips: int = 0
+    num_flip_tokens: int = 0
+    num_worse: int = 0
+    num_better: int = 0
+    known: str = ""
+    rounds_by_cell: dict[str, int] = field(default_factory=dict)
+    acceptance: dict[str, list[list[int]]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._places: set[object] = set()  # no field: it is of use while judging only, and JSON has no sets
 
     def note_case(self, *, nodes: int = 0, rounds: int = 0, tokens: int = 0) -> None:
         self.num_cases += 1
@@ -69,6 +89,33 @@ class ClaimRecord:
         """A difference where none was expected, too small for a fault; `size` is shown."""
         self.largest_rounding = max(self.largest_rounding, size)
 
+    def note_flips(self, place: object, flips: int, plain_flips: int, tokens: int) -> None:
+        """One generation against plain decoding's. place: where the two part; cases that part at one and the same
+        place show one and the same event, which counts once."""
+        if place in self._places:
+            return
+        self._places.add(place)
+        self.num_flips += flips
+        self.num_plain_flips += plain_flips
+        self.num_flip_tokens += tokens
+        self.num_worse += flips > plain_flips
+        self.num_better += flips < plain_flips
+
+    def note_acceptance(self, drafter: str, by_depth: Sequence[Sequence[int]]) -> None:
+        """by_depth: (accepted, verified) at depth 1, 2, ... of some rounds."""
+        known = self.acceptance.setdefault(drafter, [])
+        known += [[0, 0] for _ in by_depth[len(known) :]]
+        for level, counts in zip(known, by_depth, strict=False):
+            level[:] = [old + new for old, new in zip(level, counts, strict=True)]
+
+    def note_remark(self, sentence: str) -> None:
+        """A sentence about how a claim was judged, shown once."""
+        if sentence not in self.remarks:
+            self.remarks.append(sentence)
+
+    def note_cell(self, cell: str) -> None:
+        self.rounds_by_cell[cell] = self.rounds_by_cell.get(cell, 0) + 1
+
     def note_layout(self, layout: str, *, rounds: int, rows: int, mask_bytes: int, kv_bytes: int) -> None:
         old = self.layouts.get(layout, [0, 0, 0, 0])
         self.layouts[layout] = [a + b for a, b in zip(old, (rounds, rows, mask_bytes, kv_bytes), strict=True)]
@@ -80,7 +127,9 @@ class ClaimRecord:
 
 @dataclass
 class RunRecord:
-    """A whole run: what was judged, with what, and every claim record."""
+    """A whole run: what was judged, with what, and every claim record. ledger: the file of known failures. problems:
+    what fails the run as a whole: ledger entries that no longer fail, required claims that were not tested. coverage:
+    lines that say which cells of states were reached."""
 
     target: str
     version: str
@@ -94,6 +143,9 @@ class RunRecord:
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
     ended: str = "in progress"
+    ledger: str = ""
+    problems: list[str] = field(default_factory=list)
+    coverage: list[str] = field(default_factory=list)
 
     def find(self, claim: str, subject: str) -> ClaimRecord | None:
         for one in self.claims:
@@ -105,6 +157,13 @@ class RunRecord:
         """The most severe verdict over subjects."""
         verdicts = [one.verdict for one in self.claims if one.claim == claim]
         return max(verdicts, key=_SEVERITY.__getitem__, default=NOT_TESTED)
+
+    def shown_verdict(self, claim: str) -> str:
+        """The same, but KNOWN where the ledger speaks of a subject and no other one fails: never shown as passed."""
+        mine = [one for one in self.claims if one.claim == claim]
+        if any(one.known for one in mine) and not any(one.verdict == BUG and not one.known for one in mine):
+            return KNOWN
+        return self.verdict_of(claim)
 
     def write(self, path: Path) -> None:
         """JSON, replaced atomically so that a reader never sees half a file."""
@@ -124,10 +183,15 @@ class RunRecord:
 def read(path: Path) -> RunRecord:
     """The run behind a JSON file. ValueError when it is not one of ours."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    if data.pop("schema", None) != 1:
+    if not isinstance(data, dict) or data.pop("schema", None) != 1:
         raise ValueError(f"{path}: not a specbench run record of schema 1")
-    claims = [ClaimRecord(**one) for one in data.pop("claims")]
-    return RunRecord(**data, claims=claims)
+    try:
+        claims = [ClaimRecord(**one) for one in data.pop("claims")]
+        return RunRecord(**data, claims=claims)
+    except (KeyError, TypeError) as error:  # fields are only ever added, with defaults
+        raise ValueError(
+            f"{path}: a run record of schema 1 with other fields, of a newer specbench? ({error})"
+        ) from error
 
 
 def share_lower_bound(num_equal: int, num_tokens: int, *, confidence: float = 0.95) -> float:
@@ -189,29 +253,31 @@ def _percent(share: float) -> str:
 
 def table(run: RunRecord) -> str:
     """The verdict table: claims down, subjects across, counts to the right."""
+    rows = table_rows(run)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def table_rows(run: RunRecord) -> list[list[str]]:
+    """The table as cells, its heading first."""
     subjects = run.subjects
     short = {EQUAL: "EQUAL", NOISE: "NOISE", BUG: "BUG", NOT_TESTED: "-"}
-    order: list[str] = []
-    for one in run.claims:
-        if one.claim not in order:
-            order.append(one.claim)
     rows = [["claim", "verdict", *subjects, "cases", "nodes", "seconds"]]
-    for claim in order:
+    for claim in dict.fromkeys(one.claim for one in run.claims):
         mine = [one for one in run.claims if one.claim == claim]
         cells = [run.find(claim, subject) for subject in subjects]
         rows.append(
             [
                 claim,
-                run.verdict_of(claim),
-                *(short[one.verdict] if one else "" for one in cells),
+                run.shown_verdict(claim),
+                *((KNOWN if one.known else short[one.verdict]) if one else "" for one in cells),
                 str(sum(one.num_cases for one in mine)),
                 str(sum(one.num_nodes for one in mine)),
                 f"{sum(one.seconds for one in mine):.1f}",
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    return rows
 
 
 def footer(run: RunRecord) -> list[str]:
@@ -222,13 +288,10 @@ def footer(run: RunRecord) -> list[str]:
     for one in run.claims:
         if one.detail:
             lines.append(f"{one.claim} on {one.subject}: {one.detail}")
-    reasons: dict[str, list[str]] = {}
-    for one in run.claims:
-        if one.verdict == NOT_TESTED and one.reason:
-            reasons.setdefault(one.reason, []).append(f"{one.claim} ({one.subject})")
-    for reason, who in reasons.items():
-        shown = ", ".join(who[:4]) + (f" and {len(who) - 4} more" if len(who) > 4 else "")
-        lines.append(f"NOT TESTED {shown}: {reason}")
+        lines += [f"{one.claim} on {one.subject}: {remark}" for remark in one.remarks]
+    lines += acceptance_lines(run)
+    lines += [*known_lines(run), *not_tested_lines(run)]
+    lines += run.coverage
     cases, nodes = sum(one.num_cases for one in run.claims), sum(one.num_nodes for one in run.claims)
     rounds = sum(one.num_rounds for one in run.claims)
     lines.append(f"{cases} cases, {nodes} nodes, {rounds} rounds")
@@ -236,4 +299,44 @@ def footer(run: RunRecord) -> list[str]:
         lines.append("seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in run.seconds.items()))
     if run.peak_bytes:
         lines.append(f"peak memory {run.peak_bytes / 2**30:.2f} GiB")
+    return lines
+
+
+def acceptance_lines(run: RunRecord) -> list[str]:
+    """One line a subject: each drafter's acceptance by depth. Nothing where no drafter was judged."""
+    lines = []
+    for one in run.claims:
+        drafters = [
+            f"{name} " + (" ".join(f"{accepted}/{verified}" for accepted, verified in levels) or "none drafted")
+            for name, levels in one.acceptance.items()
+        ]
+        if drafters:
+            lines.append(f"acceptance by depth on {one.subject}: {'; '.join(drafters)}")
+    if lines:
+        lines.append(
+            "acceptance by depth: drafts accepted / verified at depth 1, 2, ...; a round verifies depth d when its "
+            "first d - 1 drafts were accepted and a draft goes on there"
+        )
+    return lines
+
+
+def known_lines(run: RunRecord) -> list[str]:
+    """One line a cell that the ledger speaks of: the issue, and how it fails or why it is not judged."""
+    return [
+        f"KNOWN {one.claim} on {one.subject}: {one.known}: {one.message.partition(chr(10))[0] or one.reason}"
+        for one in run.claims
+        if one.known
+    ]
+
+
+def not_tested_lines(run: RunRecord) -> list[str]:
+    """One line a reason, with the first four cells that it stands for."""
+    reasons: dict[str, list[str]] = {}
+    for one in run.claims:
+        if one.verdict == NOT_TESTED and one.reason and not one.known:
+            reasons.setdefault(one.reason, []).append(f"{one.claim} ({one.subject})")
+    lines = []
+    for reason, who in reasons.items():
+        shown = ", ".join(who[:4]) + (f" and {len(who) - 4} more" if len(who) > 4 else "")
+        lines.append(f"NOT TESTED {shown}: {reason}")
     return lines

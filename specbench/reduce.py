@@ -10,7 +10,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specbench.cases import Case, CommitCase, CommitRound, GenerationCase, PerturbedCase, TreeCase, WalkCase
+from specbench.cases import (
+    TOKEN_OPS,
+    BatchCase,
+    BatchRequest,
+    Case,
+    CommitCase,
+    CommitRound,
+    DrafterCase,
+    GenerationCase,
+    LongCase,
+    MachineCase,
+    Op,
+    PerturbedCase,
+    ProcessorCase,
+    TreeCase,
+    Walk,
+    WalkBatchCase,
+    WalkCase,
+)
+
+MAX_AT_ONCE = 2_048  # tokens of a long prefix that may come in one piece: scores grow with the square
+BUDGETS = ("max_nodes", "max_depth", "seed")  # of a drafter's case
 
 
 def reduce_case(case: Case, fails: Callable[[Case], bool], *, max_checks: int) -> Case:
@@ -39,12 +60,96 @@ def smaller_cases(case: Case) -> Iterator[Case]:
                 yield _with(case, rounds=(*case.rounds[:number], smaller, *case.rounds[number + 1 :]))
     if isinstance(case, TreeCase | WalkCase):
         yield from _fewer_nodes(case)
+    if isinstance(case, LongCase):
+        yield from _shorter_contexts(case)
+    if isinstance(case, BatchCase):
+        yield from _smaller_batches(case)
+    if isinstance(case, WalkBatchCase):
+        yield from _smaller_walk_batches(case)
+    if isinstance(case, DrafterCase):
+        yield from _shorter_histories(case)
     yield from _shorter_prompts(case)
+    yield from _fewer_additions(case)
     if case.layout != "tree_mask":
         yield _with(case, layout="tree_mask")
     if case.cache != "contiguous":
         yield _with(case, cache="contiguous")
     yield from _lower_numbers(case)
+
+
+def _shorter_contexts(case: LongCase) -> Iterator[Case]:
+    """A root alone, no prefix; a plainer case of the same size; then fewer nodes and a shorter prefix, by half, by a
+    quarter ..., by one. Every try costs a prefill, so lengths are searched last, once."""
+    yield from _cut(case, 0)
+    plain = LongCase()
+    names = ["model", "layout", "cache", "shape", "seed"]
+    if case.prefix_len <= MAX_AT_ONCE:
+        names.append("chunk")
+    for name in names:
+        if getattr(case, name) != getattr(plain, name):
+            yield _with(case, **{name: getattr(plain, name)})
+    for power in range(1, max(case.prefix_len, case.num_nodes).bit_length() + 1):
+        yield from _cut(case, power)
+    if case.prefix_len <= 256:
+        for lower in sorted({1, case.chunk // 2}):
+            if 0 < lower < case.chunk:
+                yield _with(case, chunk=lower)
+
+
+def _cut(case: LongCase, power: int) -> Iterator[Case]:
+    """Fewer nodes and a shorter prefix, by their 2 ** power-th part."""
+    for name, least in (("num_nodes", 1), ("prefix_len", 0)):
+        value = getattr(case, name)
+        lower = max(least, value - (value >> power))
+        if lower < value and (power == 0 or lower > least):
+            yield _with(case, **{name: lower})
+
+
+def _shorter_histories(case: DrafterCase) -> Iterator[Case]:
+    """A round less, or one that accepts less."""
+    for idx in range(len(case.accepts)):
+        accepts, followers = _without(case.accepts, [idx]), _without(case.followers, [idx])
+        yield _with(case, accepts=accepts, followers=followers, other_at=min(case.other_at, len(accepts) - 1))
+    if case.other_at >= 0:
+        yield _with(case, other_at=-1)
+    if case.temperature:
+        yield _with(case, temperature=0)
+    for name in ("accepts", "followers"):
+        for values in _lower(getattr(case, name)):
+            yield _with(case, **{name: values})
+
+
+def _smaller_batches(case: BatchCase) -> Iterator[Case]:
+    """A row less, or one row smaller in the way a generation is."""
+    rows = case.rows
+    for idx in range(len(rows)):
+        if len(rows) > 1:
+            yield _with(case, rows=_without(rows, [idx]))
+    for idx, row in enumerate(rows):
+        smaller = [
+            BatchRequest(one.prompt, one.max_new_tokens, row.arrival, one.eos_idx, one.rounds)
+            for one in smaller_cases(case.alone(idx))
+            if isinstance(one, GenerationCase)
+        ]
+        smaller += [replace(row, arrival=lower) for lower in sorted({0, row.arrival // 2}) if lower < row.arrival]
+        smaller.append(replace(row, eos_idx=-1))
+        for one in smaller:
+            if one != row:  # else it was the model or the cache that had become smaller
+                yield _with(case, rows=(*rows[:idx], one, *rows[idx + 1 :]))
+    if case.batch_layout != "packed":
+        yield _with(case, batch_layout="packed")
+
+
+def _smaller_walk_batches(case: WalkBatchCase) -> Iterator[Case]:
+    walks = case.walks
+    for idx in range(len(walks)):
+        if len(walks) > 1:
+            yield _with(case, walks=_without(walks, [idx]))
+    for idx in range(len(walks)):
+        for one in _fewer_nodes(case.alone(idx)):
+            assert isinstance(one, WalkCase)
+            walk = Walk(one.tokens, one.parents, one.winners)
+            yield _with(case, walks=(*walks[:idx], walk, *walks[idx + 1 :]))
 
 
 def _fewer_rounds(case: CommitCase | GenerationCase) -> Iterator[Case]:
@@ -98,6 +203,40 @@ def _renumbered(parents: tuple[int, ...], gone: Sequence[int]) -> tuple[int, ...
     return tuple(parent - sum(node < parent for node in gone) for parent in _without(parents, gone))
 
 
+def _fewer_additions(case: Case) -> Iterator[Case]:
+    """Whatever a kind of case adds to prompt and trees: turns, bans, pieces, operations."""
+    for name in ("turns", "bans", "chunks", "ops"):
+        values: tuple[Any, ...] = getattr(case, name, ())
+        for idx in range(len(values)):
+            yield _with(case, **{name: _without(values, [idx])})
+    for idx, turn in enumerate(getattr(case, "turns", ())):
+        if len(turn) > 1:
+            yield _with(case, turns=(*case.turns[:idx], turn[:1], *case.turns[idx + 1 :]))  # type: ignore[attr-defined]
+    if isinstance(case, MachineCase):
+        for idx, op in enumerate(case.ops):
+            for smaller in _smaller_ops(op):
+                yield _with(case, ops=(*case.ops[:idx], smaller, *case.ops[idx + 1 :]))
+    if isinstance(case, ProcessorCase):
+        for name, neutral in (("repetition", 100), ("presence", 0), ("frequency", 0)):
+            if getattr(case, name) != neutral:
+                yield _with(case, **{name: neutral})
+        for state, row in enumerate(case.grammar):
+            for first in range(0, len(row), 2):
+                if len(row) > 2:
+                    rows = (*case.grammar[:state], _without(row, [first, first + 1]), *case.grammar[state + 1 :])
+                    yield _with(case, grammar=rows)
+
+
+def _smaller_ops(op: Op) -> Iterator[Op]:
+    if op.parents:
+        for gone, parents in _smaller_trees(op.parents):
+            yield replace(op, numbers=_without(op.numbers, gone), parents=parents)
+    elif op.name in TOKEN_OPS and len(op.numbers) > 1:
+        yield replace(op, numbers=op.numbers[:1])
+    for numbers in _lower(op.numbers):
+        yield replace(op, numbers=numbers)
+
+
 def _shorter_prompts(case: Case) -> Iterator[Case]:
     prompt: tuple[int, ...] = getattr(case, "prompt", ())
     for num_cut in sorted({len(prompt) - 1, len(prompt) // 2, 1}, reverse=True):
@@ -111,9 +250,9 @@ def _shorter_prompts(case: Case) -> Iterator[Case]:
 
 
 def _lower_numbers(case: Case) -> Iterator[Case]:
-    for name in ("max_new_tokens", "cut", "eos_idx"):
+    for name in ("max_new_tokens", "cut", "eos_idx", "stop_from", "stop_len", "min_new_tokens", "keep", *BUDGETS):
         value = getattr(case, name, 0)
-        lowest = 1 if name == "max_new_tokens" else 0
+        lowest = 1 if name in ("max_new_tokens", "stop_len") else 0
         for lower in sorted({lowest, value // 2, value - 1}):
             if lowest <= lower < value:
                 yield _with(case, **{name: lower})

@@ -7,12 +7,34 @@ steered so that an ordinary run has wide, deep trees: half of the cases branch a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-from specbench.cases import Case, CommitCase, CommitRound, GenerationCase, PerturbedCase, TreeCase, WalkCase
+from specbench.cases import (
+    LONG_SHAPES,
+    OWN_DRAFTERS,
+    BatchCase,
+    BatchRequest,
+    Case,
+    ChunkCase,
+    CommitCase,
+    CommitRound,
+    DrafterCase,
+    GenerationCase,
+    LongCase,
+    MachineCase,
+    PerturbedCase,
+    ProcessorCase,
+    StopCase,
+    TreeCase,
+    Walk,
+    WalkBatchCase,
+    WalkCase,
+)
+from specbench.coverage import all_shapes, broom, depth_of
+from specbench.reference.recurrent import HybridModel
 from specbench.subjects import Subject
 
 MAX_DRAFTS = 64
@@ -20,6 +42,7 @@ MAX_DRAFTS = 64
 # longer than it was. Sizes are therefore sampled (no token id is ever copied over one), and nothing is drawn by
 # `lists`, where a copy shifts all that follows: both made many trees tiny. Rising, so that cases shrink.
 SIZES = (*range(7), *(size for size in range(7, 23) for _ in range(4)), *range(24, MAX_DRAFTS + 1, 4))
+BATCH_SIZES = (1, *(2,) * 4, *(3,) * 4, *(4,) * 2)
 PROMPT_LENGTHS = (*(length for length in range(1, 13) for _ in range(4)), *range(14, 41, 2))
 SHAPES = (*("ragged",) * 3, *("deep",) * 2, *("kary",) * 2, "chain", "star")
 
@@ -66,7 +89,7 @@ def prompts(draw: Draw, vocab_size: int) -> tuple[int, ...]:
 
 
 @st.composite
-def _places(draw: Draw, subject: Subject) -> dict[str, Any]:
+def places(draw: Draw, subject: Subject) -> dict[str, Any]:
     """Model, cache kind and layout. Kinds and layouts vary only for models of ours, which have more than one."""
     model = draw(st.integers(0, subject.bank.num_models - 1), label="model")
     layout = draw(st.sampled_from(subject.layouts), label="layout")
@@ -76,7 +99,7 @@ def _places(draw: Draw, subject: Subject) -> dict[str, Any]:
 
 @st.composite
 def tree_cases(draw: Draw, subject: Subject) -> TreeCase:
-    place = draw(_places(subject))
+    place = draw(places(subject))
     vocab_size = subject.vocab_size(place["model"])
     prompt = draw(prompts(vocab_size))
     tokens, parents = draw(trees(vocab_size, root=prompt[-1]))
@@ -86,7 +109,7 @@ def tree_cases(draw: Draw, subject: Subject) -> TreeCase:
 @st.composite
 def interference_cases(draw: Draw, subject: Subject) -> PerturbedCase:
     """A change at a drafted node, to another token."""
-    place = draw(_places(subject))
+    place = draw(places(subject))
     vocab_size = subject.vocab_size(place["model"])
     prompt = draw(prompts(vocab_size))
     tokens, parents = draw(trees(vocab_size, root=prompt[-1], min_drafts=1))
@@ -100,7 +123,7 @@ def interference_cases(draw: Draw, subject: Subject) -> PerturbedCase:
 @st.composite
 def sensitivity_cases(draw: Draw, subject: Subject) -> PerturbedCase:
     """A change anywhere: in the prefix, at the root, or at a drafted node."""
-    place = draw(_places(subject))
+    place = draw(places(subject))
     vocab_size = subject.vocab_size(place["model"])
     prompt = draw(prompts(vocab_size))
     tokens, parents = draw(trees(vocab_size, root=prompt[-1]))
@@ -112,26 +135,51 @@ def sensitivity_cases(draw: Draw, subject: Subject) -> PerturbedCase:
 
 
 @st.composite
+def scripted_rounds(draw: Draw, vocab_size: int, *, max_drafts: int = 24) -> CommitRound:
+    """A tree and the node down to which it is accepted. One in four comes from the coverage table: random trees rarely
+    have its small shapes."""
+    if draw(st.integers(0, 3), label="from the table") == 3:
+        accepted, width, depth = draw(st.sampled_from(all_shapes()), label="accept length, width, depth")
+        parents = broom(width, depth, level=draw(st.sampled_from(range(depth)), label="depth of the siblings"))
+        deep_enough = [node for node in range(len(parents)) if depth_of(parents, node) == accepted]
+        accept = draw(st.sampled_from(deep_enough), label="accept")
+        tokens = tuple(draw(st.integers(0, vocab_size - 1), label=f"token {node}") for node in range(len(parents)))
+        return CommitRound(tokens, parents, accept)
+    tokens, parents = draw(trees(vocab_size, root=0, max_drafts=max_drafts))
+    return CommitRound(tokens, parents, draw(st.integers(0, len(tokens) - 1), label="accept"))
+
+
+@st.composite
 def commit_cases(draw: Draw, subject: Subject) -> CommitCase:
     """One to three rounds, each committed down to any node, then a cut."""
-    place = draw(_places(subject))
+    place = draw(places(subject))
     vocab_size = subject.vocab_size(place["model"])
     prompt = draw(prompts(vocab_size))
     num_rounds = draw(st.integers(1, 3), label="rounds")
     rounds, next_roots = [], []
     for _ in range(num_rounds):
-        tokens, parents = draw(trees(vocab_size, root=0, max_drafts=24))
-        rounds.append(CommitRound(tokens, parents, draw(st.integers(0, len(tokens) - 1), label="accept")))
+        rounds.append(draw(scripted_rounds(vocab_size)))
         next_roots.append(draw(st.integers(0, vocab_size - 1), label="next root"))
     cut = draw(st.integers(0, 12), label="cut")
     return CommitCase(**place, prompt=prompt, rounds=tuple(rounds), next_roots=tuple(next_roots), cut=cut)
 
 
 @st.composite
-def walk_cases(draw: Draw, subject: Subject) -> WalkCase:
+def paged_cases(draw: Draw, subject: Subject) -> CommitCase:
+    """Rounds on the caches that have pages, where there are any."""
+    case = draw(commit_cases(subject))
+    paged = [kind for kind in subject.cache_kinds if kind.startswith("paged")]
+    return replace(case, cache=draw(st.sampled_from(paged), label="paged cache")) if paged else case
+
+
+@st.composite
+def walk_cases(
+    draw: Draw, subject: Subject, *, vocab_size: int | None = None, max_drafts: int = MAX_DRAFTS
+) -> WalkCase:
     """Trees with the winners of each row; most rows let one of the node's children win, some tie, some let none."""
-    vocab_size = draw(st.integers(2, 9), label="vocabulary")
-    tokens, parents = draw(trees(vocab_size, root=0))
+    if vocab_size is None:
+        vocab_size = draw(st.integers(2, 9), label="vocabulary")
+    tokens, parents = draw(trees(vocab_size, root=0, max_drafts=max_drafts))
     by_text: dict[tuple[int, ...], tuple[int, ...]] = {}
     texts: list[tuple[int, ...]] = [()]
     winners: list[tuple[int, ...]] = []
@@ -150,20 +198,167 @@ def walk_cases(draw: Draw, subject: Subject) -> WalkCase:
 
 
 @st.composite
-def generation_cases(draw: Draw, subject: Subject, *, always_wrong: bool = False) -> GenerationCase:
+def generation_cases(
+    draw: Draw, subject: Subject, *, always_wrong: bool = False, max_tokens: int = 16
+) -> GenerationCase:
     """A prompt, a drafter's script and a length. Scripts mix full, partial and no acceptance."""
-    place = draw(_places(subject))
+    place = draw(places(subject))
     vocab_size = subject.vocab_size(place["model"])
     prompt = draw(prompts(vocab_size))
-    max_new_tokens = draw(st.integers(1, 16), label="max_new_tokens")
+    max_new_tokens = draw(st.integers(1, max_tokens), label="max_new_tokens")
     rounds = []
     if "build" in subject.has:
         for _ in range(draw(st.integers(1, 4), label="rounds")):
-            tokens, parents = draw(trees(vocab_size, root=0, max_drafts=24))
-            accept = 0 if always_wrong else draw(st.integers(0, len(tokens) - 1), label="accept")
-            rounds.append(CommitRound(tokens, parents, accept))
+            one = draw(scripted_rounds(vocab_size))
+            rounds.append(replace(one, accept=0) if always_wrong else one)
     eos_idx = draw(st.integers(0, 15), label="end token")
     return GenerationCase(**place, prompt=prompt, max_new_tokens=max_new_tokens, rounds=tuple(rounds), eos_idx=eos_idx)
+
+
+@st.composite
+def walk_batch_cases(draw: Draw, subject: Subject) -> WalkBatchCase:
+    """One to four trees of unequal size, the root alone among them."""
+    vocab_size = draw(st.integers(2, 9), label="vocabulary")
+    walks = []
+    for _ in range(draw(st.sampled_from(BATCH_SIZES), label="trees")):
+        one = draw(walk_cases(subject, vocab_size=vocab_size, max_drafts=24))
+        walks.append(Walk(one.tokens, one.parents, one.winners))
+    return WalkBatchCase(walks=tuple(walks), vocab_size=vocab_size)
+
+
+@st.composite
+def batch_cases(draw: Draw, subject: Subject, *, joins: bool) -> BatchCase:
+    """One to four requests with prompts, lengths and drafts of their own, some without drafts. joins: some arrive late,
+    some meet an end token."""
+    place = draw(places(subject))
+    place["model"] = draw(st.sampled_from(_models_with_rows(subject)), label="model of the batch")
+    vocab_size = subject.vocab_size(place["model"])
+    rows = []
+    for row in range(draw(st.sampled_from(BATCH_SIZES), label="rows")):
+        prompt = draw(prompts(vocab_size))
+        max_new_tokens = draw(st.integers(1, 10), label=f"length of row {row}")
+        rounds = []
+        for _ in range(draw(st.integers(0, 2), label=f"rounds of row {row}") if "build" in subject.has else 0):
+            tokens, parents = draw(trees(vocab_size, root=0, max_drafts=12))
+            rounds.append(CommitRound(tokens, parents, draw(st.integers(0, len(tokens) - 1), label="accept")))
+        arrival = draw(st.integers(0, 4), label=f"arrival of row {row}") if joins else 0
+        eos_idx = draw(st.sampled_from((*(-1,) * 4, *range(8))), label=f"end token of row {row}") if joins else -1
+        rows.append(BatchRequest(prompt, max_new_tokens, arrival, eos_idx, tuple(rounds)))
+    batch_layout = draw(st.sampled_from(subject.batch_layouts), label="batch layout")
+    return BatchCase(**place, rows=tuple(rows), batch_layout=batch_layout)
+
+
+def _models_with_rows(subject: Subject) -> list[int]:
+    """A model that keeps states instead of rows has no batch over several caches."""
+    numbers = range(subject.bank.num_models)
+    return [idx for idx in numbers if not isinstance(subject.bank.model(idx), HybridModel)] or list(numbers)
+
+
+@st.composite
+def stop_cases(draw: Draw, subject: Subject, *, max_tokens: int = 16) -> StopCase:
+    """A generation with an end token, a stop sequence of one to four tokens and a least length."""
+    case = draw(generation_cases(subject, max_tokens=max_tokens))
+    return _extended(
+        StopCase,
+        case,
+        stop_from=draw(st.integers(0, 15), label="stop sequence from"),
+        stop_len=draw(st.integers(1, 4), label="stop sequence length"),
+        min_new_tokens=draw(st.integers(0, 8), label="least length"),
+    )
+
+
+@st.composite
+def turn_cases(draw: Draw, subject: Subject, *, min_added: int) -> StopCase:
+    """One to three texts beside the prompt: later turns, which may add nothing, or other requests."""
+    case = draw(generation_cases(subject, max_tokens=8))
+    vocab_size = subject.vocab_size(case.model)
+    turns = tuple(
+        tuple(
+            draw(st.integers(0, vocab_size - 1), label=f"turn {turn}, token {idx}")
+            for idx in range(draw(st.sampled_from(range(min_added, 13)), label=f"length of turn {turn}"))
+        )
+        for turn in range(draw(st.integers(1, 3), label="turns"))
+    )
+    return _extended(StopCase, replace(case, eos_idx=draw(st.integers(-1, 7), label="end token")), turns=turns)
+
+
+@st.composite
+def penalty_cases(draw: Draw, subject: Subject) -> ProcessorCase:
+    """Each penalty alone or with others, large enough to change what is said."""
+    case = draw(generation_cases(subject))
+    hundredths = st.sampled_from([0, 50, 150, 300, -100])
+    return _extended(
+        ProcessorCase,
+        case,
+        repetition=draw(st.sampled_from([100, 130, 180, 80]), label="repetition"),
+        presence=draw(hundredths, label="presence"),
+        frequency=draw(hundredths, label="frequency"),
+    )
+
+
+@st.composite
+def bad_word_cases(draw: Draw, subject: Subject) -> ProcessorCase:
+    case = draw(generation_cases(subject))
+    bans = tuple(
+        (draw(st.integers(0, 15), label=f"ban {idx} from"), draw(st.integers(1, 3), label=f"length of ban {idx}"))
+        for idx in range(draw(st.integers(1, 3), label="bans"))
+    )
+    return _extended(ProcessorCase, case, bans=bans)
+
+
+@st.composite
+def grammar_cases(draw: Draw, subject: Subject) -> ProcessorCase:
+    """Two to four states, each with one to four tokens that lead to different states."""
+    case = draw(generation_cases(subject))
+    vocab_size = subject.vocab_size(case.model)
+    num_states = draw(st.integers(2, 4), label="states")
+    grammar = []
+    for state in range(num_states):
+        first = draw(st.integers(0, vocab_size - 1), label=f"first token of state {state}")
+        row = []
+        for idx in range(draw(st.integers(1, min(4, vocab_size)), label=f"tokens of state {state}")):
+            row += [(first + idx) % vocab_size, draw(st.integers(0, num_states - 1), label=f"state after {idx}")]
+        grammar.append(tuple(row))
+    return _extended(ProcessorCase, case, grammar=tuple(grammar))
+
+
+@st.composite
+def chunk_cases(draw: Draw, subject: Subject) -> ChunkCase:
+    """A prompt in up to four pieces, behind a kept prefix or none."""
+    case = draw(tree_cases(subject))
+    length = len(case.prefix)
+    keep = draw(st.sampled_from(range(length + 1)), label="kept")
+    chunks = tuple(
+        draw(st.sampled_from(range(1, 9)), label=f"chunk {idx}")
+        for idx in range(draw(st.integers(0, 3), label="chunks"))
+    )
+    return _extended(ChunkCase, case, keep=keep, chunks=chunks)
+
+
+@st.composite
+def long_cases(draw: Draw, subject: Subject) -> LongCase:
+    """Sizes at powers of two and beside them, up to hundreds. A run is judged on the list in `fixed`, which has larger
+    ones."""
+    place = draw(places(subject))
+    place["model"] = draw(st.sampled_from(_models_with_rows(subject)), label="model with rows")
+    return LongCase(
+        **place,
+        prefix_len=draw(st.sampled_from(_around_powers_of_two(256)), label="prefix"),
+        num_nodes=draw(st.sampled_from(_around_powers_of_two(128)[1:]), label="nodes"),
+        shape=draw(st.sampled_from(LONG_SHAPES), label="shape"),
+        chunk=draw(st.sampled_from((0, 16, 64)), label="chunk"),
+        seed=draw(st.integers(0, 99), label="seed"),
+    )
+
+
+def _around_powers_of_two(end: int) -> list[int]:
+    """0, 1, 2, 3, 4, 5, 7, 8, 9, 15 ... `end` + 1."""
+    return sorted({2**power + beside for power in range(end.bit_length()) for beside in (-1, 0, 1)})
+
+
+def _extended(kind: type[Any], case: Case, **more: Any) -> Any:
+    """The same case with the fields that a kind of its own adds."""
+    return kind(**{one.name: getattr(case, one.name) for one in fields(case)}, **more)
 
 
 @st.composite
@@ -174,32 +369,101 @@ def threshold_cases(draw: Draw, subject: Subject) -> GenerationCase:
     return draw(st.sampled_from([case, replace(case, rounds=(), drafter="runner_up")]), label="drafter")
 
 
+@st.composite
+def drafter_cases(draw: Draw, subject: Subject, *, with_law: bool = False) -> DrafterCase:
+    """A text with up to four rounds behind it, a budget and coins. Half of the prompts hold three tokens only, so that
+    they repeat. with_law: for drafters that name their law, at a temperature."""
+    model = draw(st.integers(0, subject.bank.num_models - 1), label="model")
+    names = subject.drafters_with_law if with_law else subject.drafter_names
+    vocab_size = subject.vocab_size(model)
+    prompt = draw(prompts(draw(st.sampled_from([vocab_size, min(3, vocab_size)]), label="palette")))
+    accepts, followers = [], []
+    for _ in range(0 if with_law else draw(st.integers(0, 4), label="rounds")):
+        accepts.append(draw(st.sampled_from((*range(12), -1)), label="accept"))
+        followers.append(draw(st.integers(0, vocab_size - 1), label="follower"))
+    return DrafterCase(
+        model=model,
+        prompt=prompt,
+        accepts=tuple(accepts),
+        followers=tuple(followers),
+        other_at=draw(st.integers(-1, len(accepts) - 1), label="other request"),
+        max_nodes=draw(st.sampled_from((2, 3, 4) if with_law else (16, 8, 5, 3, 2, 1, 0)), label="max_nodes"),
+        max_depth=draw(st.sampled_from((2, 1) if with_law else (4, 3, 2, 1, 0)), label="max_depth"),
+        temperature=draw(st.sampled_from((100, 50, 200) if with_law else (0, 100, 50)), label="temperature"),
+        seed=draw(st.integers(0, 999), label="seed"),
+        drafter=draw(st.sampled_from(names), label="drafter"),
+    )
+
+
+@st.composite
+def self_draft_cases(draw: Draw, subject: Subject) -> GenerationCase:
+    """Self-drafting behind a script: `accept` of a round is the level down to which its draft is left right."""
+    place = draw(places(subject))
+    prompt = draw(prompts(subject.vocab_size(place["model"])))
+    levels = [draw(st.integers(0, 3), label="level") for _ in range(draw(st.integers(0, 3), label="spoilt rounds"))]
+    ours = ("self_chain", "self_tree")
+    drafter = draw(st.sampled_from((*ours, *OWN_DRAFTERS[: len(subject.self_drafters)])), label="drafter")
+    return GenerationCase(
+        **place,
+        prompt=prompt,
+        max_new_tokens=draw(st.integers(6, 16), label="max_new_tokens"),
+        rounds=tuple(CommitRound((0,) * 4, (-1, 0, 1, 2), level) for level in levels),
+        drafter=drafter,
+    )
+
+
+# What each claim is judged on: the kind of case, and the strategy that draws it.
+Strategy = Callable[[Subject], st.SearchStrategy[Any]]
+_DRAWN: dict[str, tuple[type[Case], Strategy]] = {
+    "tree.noninterference": (PerturbedCase, interference_cases),
+    "tree.sensitivity": (PerturbedCase, sensitivity_cases),
+    "tree.long": (LongCase, long_cases),
+    "kv.commit": (CommitCase, commit_cases),
+    "kv.rollback": (CommitCase, commit_cases),
+    "kv.dead_rows": (CommitCase, commit_cases),
+    "kv.fork": (CommitCase, commit_cases),
+    "kv.pages": (CommitCase, paged_cases),
+    "kv.abort": (CommitCase, commit_cases),
+    "kv.chunked": (ChunkCase, chunk_cases),
+    "greedy.walk": (WalkCase, walk_cases),
+    "verify.batch": (WalkBatchCase, walk_batch_cases),
+    "batch.solo": (BatchCase, lambda subject: batch_cases(subject, joins=False)),
+    "batch.join": (BatchCase, lambda subject: batch_cases(subject, joins=True)),
+    "ranks.agree": (GenerationCase, lambda subject: generation_cases(subject, max_tokens=8)),
+    "greedy.repeatable": (StopCase, lambda subject: turn_cases(subject, min_added=1)),
+    "progress": (
+        GenerationCase,
+        lambda subject: st.one_of(generation_cases(subject, always_wrong=True), generation_cases(subject)),
+    ),
+    "stop.sequences": (StopCase, stop_cases),
+    "stop.min_tokens": (StopCase, stop_cases),
+    "stop.every_index": (GenerationCase, lambda subject: generation_cases(subject, max_tokens=5)),
+    "stop.resume": (StopCase, lambda subject: turn_cases(subject, min_added=0)),
+    "processors.penalties": (ProcessorCase, penalty_cases),
+    "processors.bad_words": (ProcessorCase, bad_word_cases),
+    "processors.grammar": (ProcessorCase, grammar_cases),
+    "threshold.consistency": (GenerationCase, threshold_cases),
+    "drafter.law": (DrafterCase, lambda subject: drafter_cases(subject, with_law=True)),
+    "drafter.self_draft": (GenerationCase, self_draft_cases),
+}
+
+
+def _drawn(claim: str) -> tuple[type[Case], Strategy]:
+    if claim in _DRAWN:
+        return _DRAWN[claim]
+    if claim.startswith("drafter."):
+        return DrafterCase, drafter_cases
+    return (TreeCase, tree_cases) if claim.startswith("tree.") else (GenerationCase, generation_cases)
+
+
 def strategy_for(claim: str, subject: Subject) -> st.SearchStrategy[Any]:
     """The cases a claim is judged on."""
-    special = {
-        "tree.noninterference": interference_cases,
-        "tree.sensitivity": sensitivity_cases,
-        "kv.commit": commit_cases,
-        "kv.rollback": commit_cases,
-        "greedy.walk": walk_cases,
-        "threshold.consistency": threshold_cases,
-    }
-    if claim in special:
-        return special[claim](subject)
-    if claim.startswith("tree."):
-        return tree_cases(subject)
-    if claim == "progress":
-        return st.one_of(generation_cases(subject, always_wrong=True), generation_cases(subject))
-    return generation_cases(subject)
+    return _drawn(claim)[1](subject)
 
 
 def case_kind(claim: str) -> type[Case]:
     """The kind of case that `strategy_for` draws for a claim, and a replay must bring."""
-    if claim in ("tree.noninterference", "tree.sensitivity"):
-        return PerturbedCase
-    if claim == "greedy.walk":
-        return WalkCase
-    return {"tree": TreeCase, "kv": CommitCase}.get(claim.partition(".")[0], GenerationCase)
+    return MachineCase if claim == "kv.machine" else _drawn(claim)[0]
 
 
 def _other(draw: Draw, token: int, vocab_size: int) -> int:

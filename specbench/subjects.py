@@ -10,21 +10,26 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from specbench.ambient import settings_of_the_target
 from specbench.banks import Bank, CheckpointBank, HFBank, TinyBank
-from specbench.cases import Case
+from specbench.cases import BATCH_LAYOUTS, BatchCase, Case, DrafterCase
+from specbench.claims import Violation
 from specbench.clock import Clock
 from specbench.loading import EXPOSE, Target, TargetError, capabilities
+from specbench.lockstep import Group
 from specbench.models import find_model
 from specbench.own_bank import OwnBank, TextSession
-from specbench.probe import Probe, describe, first_line
+from specbench.probe import Probe, describe, first_line, type_name
 from specbench.profiles import Profile
 from specbench.protocols import Drafter, LanguageModel
 from specbench.reference import autoregressive
 from specbench.reference.decoder import Decoder
+from specbench.reference.kv_cache import QUANTISED
 from specbench.reference.model import LlamaModel
 from specbench.reference.session import TreeSession
+from specbench.reference.streaming import StreamedOracle
 from specbench.tree import DraftTree
-from specbench.types import DTYPES
+from specbench.types import DTYPES, GREEDY, NEVER_STOP, Sampling, Stop
 from specbench.watchdog import Watchdog
 
 Remembered = TypeVar("Remembered")
@@ -68,10 +73,14 @@ class Subject:
             self.noise_dtype = DTYPES[declared]  # an engine that computes in half precision, whatever the folder holds
         self.used_prompts: set[str] = set()
         self._memory: dict[tuple[Any, ...], Any] = {}
-        self._plain_texts: dict[tuple[int, tuple[int, ...], int], tuple[int, ...]] = {}
+        self._writes: dict[int, int] = {}  # model -> writes to its weights when the target was first handed it
+        self._plain_texts: dict[tuple[Any, ...], tuple[int, ...]] = {}
         accepted = inspect.signature(target.adapter.build).parameters if target.has_build else {}
-        self.cache_kinds = bank.cache_kinds if "cache" in accepted else ("contiguous",)
+        offered = getattr(target.adapter, "cache_kinds", bank.cache_kinds)  # a target may know fewer than the bank
+        kinds = tuple(one for one in bank.cache_kinds if one in offered)
+        self.cache_kinds = kinds if kinds and "cache" in accepted else ("contiguous",)
         self.layouts = ("tree_mask", "path_batch") if "layout" in accepted else ("tree_mask",)
+        self.batch_layouts = BATCH_LAYOUTS if "batch_layout" in accepted else BATCH_LAYOUTS[:1]
         self.has = self._capabilities()
 
     @property
@@ -88,12 +97,28 @@ class Subject:
     def vocab_size(self, idx: int) -> int:
         return self.bank.model(idx).vocab_size
 
-    def open(self, case: Case, *, drafter: Drafter | None = None, model: LanguageModel | None = None) -> Probe:
-        """A fresh instance for a case. model: stands in for the bank's own, to count its forwards for instance."""
+    def open(
+        self,
+        case: Case,
+        *,
+        drafter: Drafter | None = None,
+        model: LanguageModel | None = None,
+        drafts_itself: bool = False,
+        group: Group | None = None,
+    ) -> Probe:
+        """A fresh instance for a case. model: stands in for the bank's own, to count its forwards for instance.
+        drafts_itself: build_from is handed the same folder for the drafter. group: the ranks this is one of."""
         one = model if model is not None else self.bank.model(case.model)
+        self._writes.setdefault(case.model, _num_writes(self.bank.model(case.model)))
         with self.clock.count("target"):
-            adapter = self._make(one, case, drafter)
+            adapter = self._make(one, case, drafter, drafts_itself=drafts_itself, group=group)
         return Probe(adapter, vocab_size=one.vocab_size, clock=self.clock, watchdog=self.watchdog)
+
+    def rewritten_models(self) -> list[int]:
+        """Models whose weights were written to since this was asked last, after a target had been handed them."""
+        now = {idx: _num_writes(self.bank.model(idx)) for idx in self._writes}
+        before, self._writes = self._writes, now
+        return [idx for idx, count in now.items() if count != before[idx]]
 
     def open_plain(self, case: Case) -> Probe:
         """Plain decoding in the subject's dtype on the same weights: what a target's noise is measured against.
@@ -106,11 +131,93 @@ class Subject:
             return Probe(plain, vocab_size=model.vocab_size, clock=self.clock, watchdog=self.watchdog)
         if isinstance(model, LlamaModel) and self.noise_dtype != model.dtype:
             model = model.to(self.noise_dtype)
-        return Probe(TreeSession(model), vocab_size=model.vocab_size, clock=self.clock, watchdog=self.watchdog)
+        session = TreeSession(model, cache=self.codec(case) or "contiguous")
+        return Probe(session, vocab_size=model.vocab_size, clock=self.clock, watchdog=self.watchdog)
+
+    def codec(self, case: Case) -> str:
+        """The rounding that the case's cache kind does, "" for none: what is right, or usual, then depends on it."""
+        return case.cache if case.cache in QUANTISED else ""
+
+    def oracle(self, case: Case) -> LanguageModel:
+        """The fp64 model that says what is right. In fp64 it rounds keys and values as a quantised cache does. In a
+        lower precision a value near a step's edge falls to either side, so there the oracle stays as it is and the
+        steps are part of the noise that plain decoding shows with the same cache."""
+        model = self.bank.wide(case.model)
+        if self.exact and self.codec(case) and isinstance(model, LlamaModel):
+            return model.with_codec(self.codec(case))
+        return model
 
     def open_stepping(self, case: Case) -> Probe:
         """The target's own one-by-one forward where that is the definition of right (fp64 weights of its own)."""
         return self.open(case) if isinstance(self.bank, OwnBank) and self.bank.is_called else self.open_plain(case)
+
+    @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """Drafters that a case may name: those that a build_drafter declares, or one that has no name."""
+        declared = getattr(self.target.adapter, "drafter_names", ()) if self.target.has_build_drafter else ()
+        return tuple(str(one) for one in declared) or ("default",)
+
+    @property
+    def self_drafters(self) -> tuple[str, ...]:
+        """Those of them that draft what the model itself says, by the target's own word."""
+        declared = getattr(self.target.adapter, "self_drafters", ()) if self.target.has_build_drafter else ()
+        return tuple(str(one) for one in declared)
+
+    @property
+    def drafters_with_law(self) -> tuple[str, ...]:
+        """Those that name a law at a temperature; all of them when none does, or when one cannot be asked."""
+
+        def find() -> tuple[str, ...]:
+            sampling, names = Sampling(temperature=1.0), []
+            for name in self.drafter_names:
+                probe = self.open_drafter(DrafterCase(drafter=name))
+                if probe.draft([0], max_nodes=4, max_depth=2, sampling=sampling).draft_probs is not None:
+                    names.append(name)
+            return tuple(names) or self.drafter_names
+
+        try:
+            return self.remember(("drafters with law",), find, always=True)
+        except (Violation, TargetError):
+            return self.drafter_names
+
+    @property
+    def makes_fresh_drafters(self) -> bool:
+        """Whether `open_drafter` gives a drafter that has seen no text: a new one, or an old one after its reset()."""
+        target = self.target
+        return target.has_build_drafter or target.make is not None or callable(getattr(target.adapter, "reset", None))
+
+    def drafter_model(self, case: Case) -> LanguageModel:
+        """The model that drafters are made over: in fp64, so that no draft hangs on a rounding tie."""
+        return self.bank.wide(case.model) if self.bank.real else self.bank.model(case.model)
+
+    def open_drafter(self, case: DrafterCase, *, model: LanguageModel | None = None) -> Probe:
+        """A drafter for a case, fresh where `makes_fresh_drafters`. Only one is to be used at a time. model: what it is
+        made over instead of `drafter_model`."""
+        target = self.target
+        with self.clock.count("target"):
+            if target.has_build_drafter:
+                adapter = self.build_drafter(case.drafter, self.drafter_model(case) if model is None else model)
+            elif target.make is not None:
+                adapter = self._made("its factory", target.make)
+            else:
+                adapter = target.adapter
+        if not callable(getattr(adapter, "draft", None)):
+            raise TargetError(f"target {target.name!r}: {describe(adapter)} as a drafter must have draft()")
+        self._able(adapter)
+        probe = Probe(adapter, vocab_size=self.vocab_size(case.model), clock=self.clock, watchdog=self.watchdog)
+        if adapter is target.adapter and callable(getattr(adapter, "reset", None)):
+            probe.reset()
+        return probe
+
+    def build_drafter(self, name: str, model: LanguageModel) -> Any:
+        """The target's drafter of a name, fresh, over `model`."""
+        names, adapter = self.drafter_names, self.target.adapter
+        if name not in names:
+            raise TargetError(
+                f"target {self.target.name!r} has no drafter {name!r}: its drafter_names are {', '.join(names)}"
+            )
+        keywords = {"name": name} if getattr(adapter, "drafter_names", ()) else {}
+        return self._made("build_drafter", lambda: adapter.build_drafter(model, **keywords))
 
     def remember(self, key: tuple[Any, ...], make: Callable[[], Remembered], *, always: bool = False) -> Remembered:
         """What `make` returns, kept for later claims on a real model, where one forward costs what a thousand tiny
@@ -127,72 +234,133 @@ class Subject:
         """What plain decoding computes at each node, in fp64."""
         with self.clock.count("oracle"):
             return self.remember(
-                ("score", case.model, tuple(prefix), tree),
-                lambda: autoregressive.score_tree(self.bank.wide(case.model), prefix, tree),
+                ("score", case.model, self.exact and self.codec(case), tuple(prefix), tree),
+                lambda: _score_tree(self.oracle(case), prefix, tree),
             )
 
     def score_text(self, case: Case, tokens: Sequence[int]) -> autoregressive.NodeScores:
         """The same at each position of one text."""
         with self.clock.count("oracle"):
-            return autoregressive.prefix_scores(self.bank.wide(case.model), tokens)
+            return autoregressive.prefix_scores(self.oracle(case), tokens)
 
     def rows(self, case: Case, tokens: Sequence[int]) -> Tensor:
         """float64 [S, V]: oracle logits of one text."""
         with self.clock.count("oracle"):
-            return self.remember(("rows", case.model, tuple(tokens)), lambda: self.bank.wide(case.model).logits(tokens))
+            key = ("rows", case.model, self.exact and self.codec(case), tuple(tokens))
+            return self.remember(key, lambda: self.oracle(case).logits(tokens))
 
-    def plain_text(self, case: Case, prompt: tuple[int, ...], max_new_tokens: int) -> tuple[int, ...]:
+    def plain_text(
+        self,
+        case: Case,
+        prompt: tuple[int, ...],
+        max_new_tokens: int,
+        *,
+        sampling: Sampling = GREEDY,
+        stop: Stop = NEVER_STOP,
+        past_stop: bool = False,
+    ) -> tuple[int, ...]:
         """What plain greedy decoding emits in the subject's own dtype. By definition (whole prefix, no cache) on tiny
-        models; with a cache, proven equal by tests, on real ones."""
-        key = (case.model, prompt, max_new_tokens)
+        models; with a cache, proven equal by tests, on real ones. past_stop: what it would go on with (tiny models)."""
+        codec = self.codec(case)
+        key = (case.model, codec, prompt, max_new_tokens, sampling, stop, past_stop)
         if key not in self._plain_texts:
             model = self.bank.model(case.model)
             with self.clock.count("oracle"):
                 if self.bank.real:
-                    tokens = Decoder(model).generate(prompt, max_new_tokens=max_new_tokens).tokens
+                    decoder = Decoder(model, cache=codec or "contiguous")
+                    plain = decoder.generate(prompt, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop)
                 else:
-                    tokens = autoregressive.generate(model, prompt, max_new_tokens=max_new_tokens).tokens
+                    model = model.with_codec(codec) if isinstance(model, LlamaModel) else model
+                    plain = autoregressive.generate(
+                        model, prompt, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, past_stop=past_stop
+                    )
             if len(self._plain_texts) > 512:
                 self._plain_texts.clear()
-            self._plain_texts[key] = tokens
+            self._plain_texts[key] = plain.tokens
         return self._plain_texts[key]
 
-    def _make(self, model: LanguageModel, case: Case, drafter: Drafter | None) -> Any:
+    def _make(
+        self,
+        model: LanguageModel,
+        case: Case,
+        drafter: Drafter | None,
+        *,
+        drafts_itself: bool = False,
+        group: Group | None = None,
+    ) -> Any:
         target = self.target
         if target.has_build:
-            wanted = {"cache": case.cache, "layout": case.layout}
+            wanted: dict[str, Any] = {"cache": case.cache, "layout": case.layout, "group": group}
+            if isinstance(case, BatchCase):
+                wanted["batch_layout"] = case.batch_layout
             accepted = inspect.signature(target.adapter.build).parameters
             keywords = {key: value for key, value in wanted.items() if key in accepted}
             return self._made("build", lambda: target.adapter.build(model, drafter, **keywords))
         if target.has_build_from:
             folder = str(self.bank.checkpoint(case.model))
-            return self._made("build_from", lambda: target.adapter.build_from(folder, None))
+            drafter_folder = folder if drafts_itself else None
+            return self._made("build_from", lambda: target.adapter.build_from(folder, drafter_folder))
         return target.adapter
 
     def _made(self, name: str, factory: Callable[[], Any]) -> Any:
-        try:
-            with self.watchdog.guard(f"{name}()"):
+        with self.watchdog.guard(f"{name}()"), settings_of_the_target():
+            try:
                 return factory()
-        except Exception as error:
-            raise TargetError(
-                f"target {self.target.name!r}: {name}() raised {type(error).__name__}: {first_line(error)}"
-            ) from error
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                said = f"{name}() raised {type_name(error)}: {first_line(error)}"
+        raise TargetError(f"target {self.target.name!r}: {said}")
 
     def _capabilities(self) -> frozenset[str]:
         adapter = self.target.adapter
         extra: set[str] = set()
+        if self.target.has_build_drafter:
+            self._able(adapter)
+            if not (self.target.has_build or self.target.has_build_from):
+                return frozenset({"oracle", "draft"})
         if self.target.has_build or self.target.has_build_from:
             adapter = self._make(self.bank.model(0), Case(), None)
-            if not capabilities(adapter, self.target.name):
+            if not self._able(adapter):
                 factory = "build" if self.target.has_build else "build_from"
                 raise TargetError(
                     f"target {self.target.name!r}: {factory}() returned {describe(adapter)}, must return an object "
                     "with some of the methods of the adapter levels in the README"
                 )
             extra = {"oracle", "build"} if self.target.has_build else {"oracle"}
-        elif isinstance(self.bank, OwnBank) and self.bank.has_oracle:
+            if self.target.has_build and "group" in inspect.signature(self.target.adapter.build).parameters:
+                extra.add("ranks")
+            drafts = {"draft"} if self.target.has_build_drafter else set()
+            return (self._able(adapter) - {"draft"}) | extra | drafts
+        if isinstance(self.bank, OwnBank) and self.bank.has_oracle:
             extra = {"oracle"}
-        return capabilities(adapter, self.target.name) | extra
+        return self._able(adapter) | extra
+
+    def _able(self, adapter: Any) -> frozenset[str]:
+        try:
+            return capabilities(adapter, self.target.name)
+        except (TargetError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise TargetError(
+                f"target {self.target.name!r}: reading its methods raised {type_name(error)}: {first_line(error)}"
+            ) from None
+
+
+def _score_tree(oracle: LanguageModel, prefix: Sequence[int], tree: DraftTree) -> autoregressive.NodeScores:
+    """A streaming oracle reads its weights once for all nodes."""
+    if isinstance(oracle, StreamedOracle):
+        return oracle.score_tree(prefix, tree)
+    return autoregressive.score_tree(oracle, prefix, tree)
+
+
+def _num_writes(model: Any) -> int:
+    """How often weights were written to in place, as torch counts it; 0 for models that are no tensors of ours."""
+    weights = getattr(model, "_weights", None)
+    inner = getattr(model, "model", None)
+    if isinstance(inner, torch.nn.Module):
+        return sum(one._version for one in inner.parameters())
+    return sum(one._version for one in weights.values()) if isinstance(weights, dict) else 0
 
 
 def make_subjects(
@@ -202,10 +370,13 @@ def make_subjects(
     banks: list[Bank | Unavailable]
     if target.has_build:
         tiny = [TinyBank(label, dtype, device=device) for label, dtype in DTYPES.items()]
-        banks = [tiny[0], *([HFBank("sdpa"), HFBank("eager")] if device == "cpu" else []), *tiny[1:]]
+        banks = [tiny[0], *([HFBank(name) for name in HFBank.TYPES] if device == "cpu" else []), *tiny[1:]]
         banks += _real_banks(model, profile.real_dtypes, device)
     elif target.has_build_from:
-        banks = [TinyBank("fp64", torch.float64), TinyBank("fp32", torch.float32)]
+        banks = [TinyBank(label, DTYPES[label], savable=True) for label in ("fp64", "fp32")]
+        banks += _real_banks(model, ("fp32",), device)
+    elif target.has_build_drafter:
+        banks = [TinyBank("fp64", torch.float64, device=device), *([HFBank("hf-fp64")] if device == "cpu" else [])]
         banks += _real_banks(model, ("fp32",), device)
     else:
         banks = [OwnBank(target, clock=clock, watchdog=watchdog)]

@@ -43,6 +43,9 @@ class Watchdog:
             with self._lock:
                 self._deadline = None
 
+    def note_case(self, replay: str) -> None:
+        """The case that calls belong to from now on: for those who watch from another process, see `board`."""
+
     def close(self) -> None:
         self._closed.set()
 

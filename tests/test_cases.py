@@ -41,6 +41,9 @@ CLAIM_OF_KIND = {
     "CommitCase": "kv.commit",
     "WalkCase": "greedy.walk",
     "GenerationCase": "threshold.consistency",
+    "StopCase": "stop.sequences",
+    "ProcessorCase": "processors.grammar",
+    "ChunkCase": "kv.chunked",
 }
 
 
@@ -105,19 +108,14 @@ def test_all_tokens_of_a_case_are_found() -> None:
 TREE = "TreeCase,prompt=3,tokens=3.9,parents=-1.0"
 COMMIT = "CommitCase,prompt=3,next_roots=1"
 WALK = "WalkCase,tokens=0.1,parents=-1.0,vocab_size=3"
+KINDS = (
+    "TreeCase, PerturbedCase, ChunkCase, LongCase, CommitCase, WalkCase, GenerationCase, StopCase, ProcessorCase, "
+    "MachineCase, DrafterCase, BatchCase, WalkBatchCase"
+)
 BAD = {
-    "": (
-        "replay string names the case kind '': "
-        "expected one of TreeCase, PerturbedCase, CommitCase, WalkCase, GenerationCase"
-    ),
-    "treecase,prompt=3": (
-        "replay string names the case kind 'treecase': "
-        "expected one of TreeCase, PerturbedCase, CommitCase, WalkCase, GenerationCase"
-    ),
-    "Case": (
-        "replay string names the case kind 'Case': "
-        "expected one of TreeCase, PerturbedCase, CommitCase, WalkCase, GenerationCase"
-    ),
+    "": (f"replay string names the case kind '': expected one of {KINDS}"),
+    "treecase,prompt=3": (f"replay string names the case kind 'treecase': expected one of {KINDS}"),
+    "Case": (f"replay string names the case kind 'Case': expected one of {KINDS}"),
     "TreeCase,promt=3": (
         "replay string: TreeCase has no field 'promt': expected one of model, cache, layout, prompt, tokens, parents"
     ),
@@ -131,7 +129,9 @@ BAD = {
     "TreeCase,prompt=3..4": "replay string: prompt holds '', must be a whole number",
     "TreeCase,prompt=3.x": "replay string: prompt holds 'x', must be a whole number",
     "TreeCase,prompt=1234567890123": "replay string: prompt holds '1234567890123', must be a whole number",
-    "TreeCase,layout=Tree": ("replay string: layout = 'Tree' must be a word of lower-case letters, digits and underscores"),
+    "TreeCase,layout=Tree": (
+        "replay string: layout = 'Tree' must be a word of lower-case letters, digits and underscores"
+    ),
     "TreeCase,cache=": "replay string: cache = '' must be a word of lower-case letters, digits and underscores",
     "TreeCase,prompt=": "replay string: prompt must hold at least one token id >= 0",
     "TreeCase,prompt=-3": "replay string: prompt must hold at least one token id >= 0",
@@ -162,6 +162,18 @@ BAD = {
     "WalkCase,tokens=5,vocab_size=3": "replay string: tokens = 5 must be >= 0 and < 3 (a token id)",
     "GenerationCase,max_new_tokens=-1": "replay string: max_new_tokens = -1 must be >= 0 and < 100000 (a length)",
     "GenerationCase,eos_idx=-2": ("replay string: eos_idx = -2 must be >= -1 and < 100000 (an index, or -1 for none)"),
+    "StopCase,stop_len=-1": "replay string: stop_len = -1 must be >= 0 and < 100000 (a number of tokens)",
+    "ProcessorCase,repetition=0": "replay string: repetition = 0 must be >= 1 and < 100000 (hundredths)",
+    "ProcessorCase,bans=1": "replay string: bans holds [1], must hold pairs first.length, length >= 1",
+    "ProcessorCase,grammar=1.0/2": "replay string: grammar holds [2], must hold token.state pairs by state",
+    "ProcessorCase,grammar=1.1": "replay string: grammar = 1 must be >= 0 and < 1 (a state)",
+    "ChunkCase,chunks=0": "replay string: chunks = 0 must be >= 1 and < 100000 (a length)",
+    "MachineCase,ops=step": "replay string: operation 'step' must be name:numbers:parents",
+    "MachineCase,ops=exec:1:": (
+        "replay string: operation 'exec' must be one of prefill, chunk, draft, commit, step, truncate, abort, fork, "
+        "switch, reset, resume"
+    ),
+    "MachineCase,ops=draft:1.2:-1.3": "parents[1] = 3 must be < 1 (parents precede children)",
     "GenerationCase,drafter=medusa": f"replay string: drafter = 'medusa' must be one of {', '.join(DRAFTERS)}",
 }
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import specbench
-from specbench import cli, models
+from specbench import claim_list, cli, models
+from specbench.claims import CLAIMS, Claim
+from specbench.loading import EXPOSE
 
 
 @pytest.fixture
@@ -39,8 +40,11 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 MESSAGES = {
-    "chek mod:A": (2, "specbench: unknown command 'chek': did you mean check? Known: check, claims, model\n"),
-    "train": (2, "specbench: unknown command 'train'. Known: check, claims, model\n"),
+    "chek mod:A": (
+        2,
+        "specbench: unknown command 'chek': did you mean check? Known: check, claims, architectures, model\n",
+    ),
+    "train": (2, "specbench: unknown command 'train'. Known: check, claims, architectures, model\n"),
     "model fech smollm2": (2, "specbench model: unknown command 'fech': did you mean fetch? Known: fetch, path\n"),
     "model fetch": (2, "specbench model fetch: the following arguments are required: NAME\n"),
     "model fetch smolm2": (1, "specbench: unknown model 'smolm2': did you mean smollm2? Known: smollm2\n"),
@@ -98,17 +102,62 @@ def test_check_passes_the_replay_and_everything_else_on(pytest_args: list[list[s
     assert pytest_args[0][4:] == tail
 
 
-def test_claims_are_listed_with_level_and_must_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = ModuleType("specbench.claims")
-    listed.CLAIMS = {  # type: ignore[attr-defined]
-        "tree.mask": SimpleNamespace(id="tree.mask", level=3, must="let a node attend to its own path only"),
-        "progress": SimpleNamespace(id="progress", level=1, must="emit at least one token every round"),
-    }
-    monkeypatch.setitem(sys.modules, "specbench.claims", listed)
+LISTED = {
+    "tree.mask": Claim("tree.mask", 3, "let a node attend to its own path only", ("tree", "taps"), "the mask builder"),
+    "progress": Claim("progress", 1, "emit at least one token every round", ("generate",), "the round loop"),
+}
+
+
+@pytest.fixture
+def two_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_list, "CLAIMS", LISTED)
+
+
+@pytest.mark.usefixtures("two_claims")
+def test_claims_are_listed_with_level_must_sentence_and_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_of(["claims"]) == 0
     assert capsys.readouterr().out == (
-        "tree.mask  level 3  let a node attend to its own path only\n"
-        "progress   level 1  emit at least one token every round\n"
+        "tree.mask  level 3  let a node attend to its own path only  [needs tree, taps]\n"
+        "progress   level 1  emit at least one token every round  [needs generate]\n"
     )
+
+
+@pytest.mark.usefixtures("two_claims")
+def test_claims_as_markdown_say_what_each_need_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_of(["claims", "--markdown"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "| claim | level | a correct decoder must | needs |",
+        "|---|---|---|---|",
+        "| `tree.mask` | 3 | let a node attend to its own path only | tree, taps |",
+        "| `progress` | 1 | emit at least one token every round | generate |",
+        "",
+        f"- `tree`: {EXPOSE['tree']}",
+        f"- `taps`: {EXPOSE['taps']}",
+        f"- `generate`: {EXPOSE['generate']}",
+    ]
+
+
+@pytest.mark.usefixtures("two_claims")
+def test_claims_as_json_hold_what_each_need_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_of(["claims", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert (listed["schema"], listed["claims"][1]) == (
+        1,
+        {
+            "id": "progress",
+            "level": 1,
+            "must": "emit at least one token every round",
+            "needs": {"generate": EXPOSE["generate"]},
+            "look_at": "the round loop",
+        },
+    )
+
+
+@pytest.mark.parametrize("form", ["as_text", "as_markdown", "as_json"])
+def test_every_claim_is_in_every_list_with_its_must_sentence(form: str) -> None:
+    text = getattr(claim_list, form)()
+    assert [one.id for one in CLAIMS.values() if one.id not in text or one.must not in text] == []
+
+
+def test_every_need_says_what_to_expose() -> None:
+    assert {need for one in CLAIMS.values() for need in one.needs} - set(EXPOSE) == set()

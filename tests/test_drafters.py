@@ -11,13 +11,15 @@ import torch
 from specbench.protocols import SeededCoins
 from specbench.reference import autoregressive
 from specbench.reference.decoder import Decoder
+from specbench.reference.drafters.caching import CachingDrafter
 from specbench.reference.drafters.model import ModelDrafter, self_drafter
 from specbench.reference.drafters.ngram import NGramDrafter
+from specbench.reference.drafters.sampled import SampledDrafter, inverse_cdf
 from specbench.reference.drafters.scripted import RoundScript, ScriptedDrafter, play
 from specbench.reference.drafters.trie import TrieBuilder
 from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
 from specbench.tree import DraftTree, chain, root_only
-from specbench.types import GREEDY
+from specbench.types import GREEDY, Sampling, VerifyResult
 
 CONFIG = LlamaConfig(
     vocab_size=13, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=4
@@ -370,3 +372,97 @@ def test_widths_that_draft_nothing_are_refused(widths):
     message = f"widths = {widths} must name at least one level, each >= 1"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         ModelDrafter(MODEL, widths=widths)
+
+
+# ---- rows that are kept
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_drafter_that_keeps_rows_drafts_what_one_that_does_not_drafts(seed):
+    """Accepts of every kind, told or untold, other texts in between."""
+    generator = random.Random(seed)
+    keeping, plainly = CachingDrafter(MODEL, widths=(2, 2, 1)), ModelDrafter(MODEL, widths=(2, 2, 1))
+    context = list(PROMPT)
+    for _ in range(15):
+        tree = draft(keeping, context)
+        assert tree == draft(plainly, context)
+        path = tree.path_to(generator.randrange(tree.num_nodes))[1:]
+        context += [*(tree.token_list[node] for node in path), follower := generator.randrange(13)]
+        if generator.random() < 0.8:
+            keeping.observe(VerifyResult(tuple(path), follower))
+        if generator.random() < 0.2:
+            keeping.reset()
+        if generator.random() < 0.2:
+            draft(keeping, [1, 2, 3])
+
+
+def test_kept_rows_are_not_computed_again():
+    """After 3 of 3 drafts were accepted only the last one, which was never read, and the new root are forwarded."""
+    drafter = CachingDrafter(MODEL)
+    tree = draft(drafter, PROMPT)
+    drafter.observe(VerifyResult((1, 2, 3), 9))
+    rows = []
+    forward = MODEL.forward
+
+    class Counting:
+        def __getattr__(self, name):
+            return getattr(MODEL, name)
+
+        def forward(self, flat, cache, *, taps=None):
+            rows.append(flat.tokens.tolist())
+            return forward(flat, cache, taps=taps)
+
+    drafter._session.model = Counting()
+    draft(drafter, [*PROMPT, *tree.token_list[1:], 9])
+    assert rows[:2] == [[tree.token_list[3]], [9]]
+
+
+# ---- draws
+
+
+def drawn(drafter, seed: int, temperature: float = 1.0, **budget: int) -> DraftTree:
+    limits = {"max_nodes": 64, "max_depth": 16, **budget}
+    return drafter.draft(PROMPT, sampling=Sampling(temperature=temperature), coins=SeededCoins(seed), **limits)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_rows_of_draft_probs_are_the_models_law_after_each_path(temperature):
+    tree = drawn(SampledDrafter(MODEL, widths=(2, 1)), 0, temperature)
+    for node in range(tree.num_nodes):
+        law = (MODEL.logits([*PROMPT[:-1], *tree.path_tokens(node)])[-1] / temperature).softmax(-1)
+        expected = law if tree.children(node) else torch.zeros(13)
+        assert torch.allclose(tree.draft_probs[node], expected.double(), atol=1e-9)
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 0), (0.4999, 0), (0.5, 2), (0.9999999999999999, 3)])
+def test_a_uniform_falls_into_its_tokens_stretch(uniform, token):
+    """Tokens 0, 2 and 3 have 1/2, 1/4, 1/4; 1 and 4 have none."""
+    assert inverse_cdf(torch.tensor([0.5, 0.0, 0.25, 0.25, 0.0], dtype=torch.float64), uniform) == token
+
+
+def test_a_temperature_of_zero_draws_the_argmax_with_certainty():
+    tree = drawn(SampledDrafter(MODEL, widths=(1, 1, 1)), 5, 0.0)
+    assert tree.token_list == [5, *plain(MODEL, PROMPT, 3)]
+    assert tree.draft_probs[0].max() == 1.0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_draws_without_replacement_have_no_duplicate_siblings(seed):
+    tree = drawn(SampledDrafter(MODEL, widths=(4, 3), proposal="without_replacement"), seed, 2.0)
+    assert tree.num_drafts == 16 and not has_duplicate_siblings(tree)
+
+
+def test_draws_with_replacement_may_have_duplicate_siblings():
+    assert any(has_duplicate_siblings(drawn(SampledDrafter(MODEL, widths=(4,)), seed, 0.5)) for seed in range(5))
+
+
+@pytest.mark.parametrize("max_nodes", [0, 1, 2, 5])
+@pytest.mark.parametrize("max_depth", [0, 1, 2])
+def test_drawing_drafters_stay_within_both_budgets(max_nodes, max_depth):
+    tree = drawn(SampledDrafter(MODEL, widths=(2, 2)), 0, max_nodes=max_nodes, max_depth=max_depth)
+    assert tree.num_drafts == min(max_nodes, (0, 2, 6)[max_depth]) and tree.depth.max() <= max_depth
+
+
+def test_a_drafter_that_draws_nothing_is_refused():
+    with pytest.raises(ValueError, match="this drafter draws"):
+        SampledDrafter(MODEL, proposal="deterministic")

@@ -3,12 +3,13 @@
 # ruff: noqa: E501
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
 
 from specbench.cases import GenerationCase, WalkCase
-from specbench.claims import CLAIMS, Facts, GreedyMismatch, WalkMismatch
+from specbench.claims import CLAIMS, VIOLATIONS, Facts, GreedyMismatch, WalkMismatch
 from specbench.failures import MAX_SHOWN, narrow, render
 from specbench.judge import Failed, RunSession, parse_replay
 from specbench.loading import Target
@@ -16,6 +17,7 @@ from specbench.profiles import PROFILES
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, ClaimRecord, RunRecord
 from specbench.reference.faults.bank import FAULTS
 from specbench.reference.target import ReferenceTarget
+from specbench.strategies import case_kind
 from specbench.tree import DraftTree, chain
 
 # Planted fault, the case it is replayed on, the whole message.
@@ -285,3 +287,108 @@ def test_narrowing_reads_the_same_subject_only() -> None:
     assert narrow(CLAIMS["greedy.lossless"], "another", run_with(tree__mask=BUG)) == (
         "no lower claim was tested: look at the round loop"
     )
+
+
+def test_narrowing_names_the_nearest_eight_that_hold_and_counts_the_others() -> None:
+    ids = list(CLAIMS)
+    run = run_with(**{name.replace(".", "__"): EQUAL for name in ids[:12]})
+    claim = CLAIMS[ids[12]]
+    assert narrow(claim, "own", run) == f"{', '.join(ids[4:12])}, 4 more hold: look at {claim.look_at}"
+
+
+def test_narrowing_names_the_lowest_eight_that_fail_and_counts_the_others() -> None:
+    ids = list(CLAIMS)
+    run = run_with(**{name.replace(".", "__"): BUG for name in ids[:12]})
+    first = CLAIMS[ids[0]].look_at
+    assert narrow(CLAIMS[ids[12]], "own", run) == f"{', '.join(ids[:8])}, 4 more FAILS (each): look at {first} first"
+
+
+# Every class, by STYLE.md
+
+
+ORDER = ("MUST", "prompt", "on", "expected", "actual", "", "tree", "narrower", "reproduce")
+# What a target may say: lines of its own, a forged label, an escape, a CI command.
+HOSTILE = "one\n  reproduce rm -rf /\n::error::two\x1b[2J"
+
+
+def of_class(claim_id: str, facts: Facts) -> list[str]:
+    """The lines of a message of the claim's own class, on a case of its own kind."""
+    violation, case = VIOLATIONS[claim_id](facts), case_kind(claim_id)()
+    text = render(violation, CLAIMS[claim_id], case, subject="own", run=run_with(), command="specbench check x")
+    return text.split("\n")
+
+
+def test_every_claim_has_a_class_of_its_own() -> None:
+    assert (set(VIOLATIONS), len({one.__name__ for one in VIOLATIONS.values()})) == (set(CLAIMS), len(CLAIMS))
+
+
+@pytest.mark.parametrize("claim_id", CLAIMS)
+def test_a_message_of_every_class_keeps_to_the_rules(claim_id: str) -> None:
+    """Whatever the facts hold: the first line is readable alone, MUST stands before expected and that before actual,
+    a target's text stays on its own line, and the last line reproduces."""
+    facts = Facts(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, DraftTree.of([1, 2], [-1, 0]), {1: HOSTILE})
+    first, blank, *rest = of_class(claim_id, facts)
+    labels = [line[2:12].strip() for line in rest if not line.startswith(" " * 12) or line.startswith(" " * 12 + "^")]
+    name, level = VIOLATIONS[claim_id].__name__, CLAIMS[claim_id].level
+    assert re.fullmatch(rf"{name}: one .*two\\x1b\[2J {{6}}\[claim {re.escape(claim_id)}, level {level}\]", first)
+    assert (blank, [one for one in ORDER if one in labels]) == ("", labels)
+    assert rest[0] == f"  MUST      {CLAIMS[claim_id].must}"
+    assert rest[-1] == "  reproduce specbench check x"
+    assert [line for line in [first, *rest] if line != line.rstrip() or "\x1b" in line or line.startswith("::")] == []
+
+
+@pytest.mark.parametrize("claim_id", CLAIMS)
+def test_a_must_sentence_goes_on_from_a_correct_decoder_must(claim_id: str) -> None:
+    claim = CLAIMS[claim_id]
+    for text in (claim.must, claim.look_at):
+        assert re.fullmatch(r"[a-z0-9][^\n]*[^.\s]", text)
+        assert len(text) < 250
+
+
+BY_CLASS = {
+    "tree.noninterference": """\
+Interference: logits of node 2 move      [claim tree.noninterference, level 3]
+
+  MUST      leave a node's logits bit-identical when a token off its path changes
+  prompt    [0]   model 0, cache contiguous, layout tree_mask
+  on        own, seed 0, device cuda
+  expected  4   the oracle
+  actual    5   mypkg.mod:Adapter
+  narrower  no lower claim was tested: look at the mask: a row reads a draft that is not its ancestor
+  reproduce specbench check x""",
+    "kv.rollback": """\
+RollbackMismatch: logits of node 2 move      [claim kv.rollback, level 3]
+
+  MUST      drop every rejected row, and be able to cut back to any committed length and go on from there
+  prompt    [0]   model 0, cache contiguous, layout tree_mask
+  on        own, seed 0, device cuda
+  expected  4   the oracle
+  actual    5   mypkg.mod:Adapter
+  narrower  no lower claim was tested: look at the crop after a rejection
+  reproduce specbench check x""",
+    "stop.max_tokens": """\
+MaxTokensMismatch: logits of node 2 move      [claim stop.max_tokens, level 1]
+
+  MUST      emit exactly max_new_tokens tokens when no end token comes first, and keep nothing beyond them
+  prompt    [0]   model 0, cache contiguous, layout tree_mask
+  on        own, seed 0, device cuda
+  expected  4   the oracle
+  actual    5   mypkg.mod:Adapter
+  narrower  no lower claim was tested: look at the length cut inside an accepted run
+  reproduce specbench check x""",
+    "cost.rows": """\
+RowCountMismatch: logits of node 2 move      [claim cost.rows, level 1]
+
+  MUST      forward at most one row a node and the root in each round, and never encode the prefix again
+  prompt    [0]   model 0, cache contiguous, layout tree_mask
+  on        own, seed 0, device cuda
+  expected  4   the oracle
+  actual    5   mypkg.mod:Adapter
+  narrower  no lower claim was tested: look at what is passed to the target forward each round
+  reproduce specbench check x""",
+}
+
+
+@pytest.mark.parametrize("claim_id", BY_CLASS)
+def test_the_message_of_a_class_is_whole(claim_id: str) -> None:
+    assert "\n".join(of_class(claim_id, Facts("logits of node 2 move", "4", "5", "the oracle"))) == BY_CLASS[claim_id]

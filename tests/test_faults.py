@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from specbench.judge import Failed, RunSession
+from specbench.cases import Case
+from specbench.claims import CLAIMS
+from specbench.judge import Failed, RunSession, parse_replay
 from specbench.loading import Target
 from specbench.profiles import PROFILES
 from specbench.record import BUG, EQUAL
 from specbench.reference.faults.bank import FAULTS
-from specbench.reference.target import ReferenceTarget
 
 # What the first release must catch, by name, so that losing one from the bank is seen.
 PLANTED = {
@@ -41,6 +42,8 @@ STILL_HOLDS = {
     "bonus_row": ["tree.mask", "tree.logits", "kv.commit", "kv.rollback"],
     "eos_mid_path": ["tree.logits", "kv.commit", "greedy.walk", "greedy.lossless", "progress"],
 }
+# Faults of size, and the drafts without which they do not show.
+LARGER = {"one_word_a_row": 65, "depth_in_a_byte": 128}
 
 
 def test_the_bank_holds_the_faults_of_the_first_release() -> None:
@@ -48,24 +51,34 @@ def test_the_bank_holds_the_faults_of_the_first_release() -> None:
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_a_planted_fault_is_caught_on_a_tree_of_at_most_four_drafts(fault: str) -> None:
+def test_a_planted_fault_is_caught_on_trees_of_at_most_four_drafts(fault: str) -> None:
     """Through the very session that `pytest suites/consistency --target` runs, on the exact tiny models."""
-    session = session_on(ReferenceTarget(FAULTS[fault].plant))
+    session = session_on(FAULTS[fault].make())
     with pytest.raises(Failed):
         session.judge(FAULTS[fault].claim, "tiny-fp64")
     caught = session.run.find(FAULTS[fault].claim, "tiny-fp64")
     assert caught.verdict == BUG
-    assert caught.shrunk_drafts <= 4
+    assert largest_tree(parse_replay(caught.replay)[2]) <= LARGER.get(fault, 4)
 
 
 @pytest.mark.parametrize("fault", sorted(STILL_HOLDS))
 def test_claims_that_a_fault_does_not_touch_still_hold(fault: str) -> None:
     """Otherwise the line that narrows a failure down would point anywhere."""
-    session = session_on(ReferenceTarget(FAULTS[fault].plant))
+    session = session_on(FAULTS[fault].make())
     assert {session.judge(claim, "tiny-fp64").verdict for claim in STILL_HOLDS[fault]} == {EQUAL}
 
 
-def session_on(target: ReferenceTarget) -> RunSession:
+def test_every_claim_has_a_fault_that_it_must_catch() -> None:
+    assert {claim for claim in CLAIMS if claim not in {one.claim for one in FAULTS.values()}} == set()
+
+
+def largest_tree(case: Case) -> int:
+    """Drafted nodes of the largest tree in a case."""
+    trees = [one.tokens for one in getattr(case, "rounds", ())] + [one.parents for one in getattr(case, "ops", ())]
+    return max((len(one) - 1 for one in trees), default=case.num_drafts)
+
+
+def session_on(target: object) -> RunSession:
     return RunSession(
         Target("planted", target),
         model="none",

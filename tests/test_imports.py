@@ -20,15 +20,42 @@ SIBLINGS = ("kernels", "reference", "reports", "suites")
 
 # Lowest first. A package stands for everything inside it, whose files may import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("specbench", "specbench.clock", "specbench.models", "specbench.profiles", "specbench.prompts"),
-    ("specbench.record", "specbench.types", "specbench.watchdog"),
-    ("specbench.tree",),
-    ("specbench.cases", "specbench.steps"),
+    (
+        "specbench",
+        "specbench.clock",
+        "specbench.coverage",
+        "specbench.models",
+        "specbench.profiles",
+        "specbench.prompts",
+        "specbench.shim",
+    ),
+    ("specbench.ambient", "specbench.sanitize"),
+    ("specbench.strict_json",),
+    ("specbench.case_files", "specbench.record", "specbench.types", "specbench.watchdog"),
+    (
+        "specbench.annotations",
+        "specbench.board",
+        "specbench.budget",
+        "specbench.exit_codes",
+        "specbench.summary",
+        "specbench.tree",
+    ),
+    ("specbench.cases", "specbench.lockstep", "specbench.steps"),
     ("specbench.protocols",),
-    ("specbench.counting", "specbench.engines", "specbench.kernels", "specbench.reference"),
+    ("specbench.counting", "specbench.engines", "specbench.kernels", "specbench.reference", "specbench.wire_process"),
+    ("specbench.wire_values",),
+    ("specbench.wire",),
     ("specbench.claims", "specbench.compare", "specbench.law"),
-    ("specbench.banks", "specbench.failures", "specbench.ledger", "specbench.loading", "specbench.probe"),
-    ("specbench.own_bank",),
+    (
+        "specbench.architectures",
+        "specbench.banks",
+        "specbench.failures",
+        "specbench.ledger",
+        "specbench.loading",
+        "specbench.probe",
+        "specbench.redact",
+    ),
+    ("specbench.claim_list", "specbench.gate", "specbench.own_bank"),
     ("specbench.subjects",),
     (
         "specbench.adversaries",
@@ -38,7 +65,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.replay",
         "specbench.strategies",
     ),
+    ("specbench.machines",),
     ("specbench.judge",),
+    ("specbench.worker",),
+    ("specbench.isolation",),
     ("specbench.cli", "specbench.plugin", "specbench.reports", "specbench.suites"),
 )
 PACKAGES = tuple(f"specbench.{name}" for name in ("checks", "engines", "kernels", "reference", "reports", "suites"))
@@ -49,6 +79,7 @@ NEVER = {
     "specbench.kernels": ("specbench.reference",),
     "specbench.reports": ("torch", "specbench.reference", "specbench.suites", "specbench.plugin", "specbench.cli"),
     "specbench.record": ("torch", "specbench"),
+    "specbench.shim": ("torch", "numpy", "specbench"),
 }
 # Modules that stay cheap to import: no torch, directly, before a function of theirs is called.
 LIGHT = ("specbench", "specbench.cli", "specbench.models", "specbench.plugin", "specbench.prompts", "specbench.reports")

@@ -14,8 +14,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers import LlamaConfig as HFLlamaConfig
 from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 
 from specbench.reference.hf import HFModel
+from specbench.reference.kv_cache import CACHES
 from specbench.reference.layouts import flatten_causal, flatten_tree_mask
 from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
 from specbench.tree import DraftTree
@@ -34,6 +36,8 @@ CONFIGS = {
     "head-dim-10": replace(FULL, num_heads=3, num_kv_heads=3, head_dim=10),
     "theta-100": replace(FULL, rope_theta=100.0),
     "one-layer-V2": replace(FULL, num_layers=1, vocab_size=2),
+    "window-3": replace(GROUPED, windows=(3, 3, 3)),
+    "window-1": replace(FULL, windows=(1, 1, 1)),
 }
 every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 TOKENS = torch.randint(0, 31, (2, 17), generator=torch.Generator().manual_seed(5))
@@ -70,8 +74,9 @@ def without_fp32_casts(monkeypatch: pytest.MonkeyPatch) -> None:
         angles = position_ids[..., None] / self.config.rope_parameters["rope_theta"] ** (2 * idx / head_dim)
         return torch.cat([angles, angles], -1).cos(), torch.cat([angles, angles], -1).sin()
 
-    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", norm)
-    monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", rotary)
+    for module, name in ((modeling_llama, "Llama"), (modeling_mistral, "Mistral")):
+        monkeypatch.setattr(getattr(module, f"{name}RMSNorm"), "forward", norm)
+        monkeypatch.setattr(getattr(module, f"{name}RotaryEmbedding"), "forward", rotary)
 
 
 # ---- against transformers
@@ -233,8 +238,8 @@ def test_a_scaled_rotary_embedding_is_refused(rope_type, tmp_path):
 
 def test_another_model_type_is_refused(tmp_path):
     tiny_llama(FULL, seed=4).save(tmp_path)
-    change_config(tmp_path, model_type="mistral", architectures=["MistralForCausalLM"])
-    message = f"{tmp_path}: model_type = 'mistral' must be 'llama'; other types load through reference.hf"
+    change_config(tmp_path, model_type="qwen2", architectures=["Qwen2ForCausalLM"])
+    message = f"{tmp_path}: model_type = 'qwen2' must be 'llama' or 'mistral'; other types load through reference.hf"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         LlamaModel.load(tmp_path)
 
@@ -302,8 +307,11 @@ def test_a_causal_forward_never_looks_ahead(config):
         changed = list(text)
         changed[idx] = (text[idx] + 1) % model.vocab_size
         after = model.logits(changed)
+        # With a window a change is handed on by window - 1 rows a layer.
+        end = idx + 1 + sum(window - 1 for window in config.windows) if config.windows else len(text)
         assert torch.equal(after[:idx], before[:idx]), f"a change at {idx} moved an earlier row"
-        assert (after[idx:] != before[idx:]).any(dim=1).all(), f"a change at {idx} left a later row as it was"
+        assert (after[idx:end] != before[idx:end]).any(dim=1).all(), f"a change at {idx} left a later row as it was"
+        assert torch.equal(after[end:], before[end:]), f"a change at {idx} was seen past the windows"
 
 
 def test_a_batched_causal_forward_equals_each_sequence_alone():
@@ -374,19 +382,37 @@ def test_to_rounds_every_weight_and_changes_no_other():
     assert torch.equal(narrow.to(torch.float64).to(torch.bfloat16).causal(TOKENS), narrow.causal(TOKENS))
 
 
+def test_windows_that_no_checkpoint_type_has_are_not_saved(tmp_path):
+    message = "windows = (3, None, 3) must be equal to be saved: no Llama-like type has others"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        tiny_llama(replace(FULL, windows=(3, None, 3)), seed=1).save(tmp_path)
+
+
+def test_the_windows_of_a_checkpoint_are_read(tmp_path):
+    tiny_llama(CONFIGS["window-3"], seed=1).save(tmp_path)
+    assert LlamaModel.load(tmp_path).config == CONFIGS["window-3"]
+
+
+def test_a_window_changes_what_is_computed():
+    """Otherwise agreement with transformers would say nothing about windows."""
+    plain, sliding = (tiny_llama(config, seed=1) for config in (GROUPED, CONFIGS["window-3"]))
+    moved = (plain.causal(TOKENS) - sliding.causal(TOKENS)).abs().amax(dim=-1)[0]
+    assert float(moved[:3].max()) < 1e-12 and float(moved[3:].min()) > 1e-2
+
+
 def test_a_tied_model_reads_out_through_its_embedding(tmp_path):
     tiny_llama(CONFIGS["tied"], seed=1).save(tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
 
 
 def test_an_unknown_cache_kind_is_refused_with_the_known_ones():
-    message = "cache kind 'paged' is unknown: choose one of contiguous, preallocated"
+    message = "cache kind 'paged' is unknown: choose one of " + ", ".join(sorted(CACHES))
     with pytest.raises(ValueError, match=f"^{message}$"):
         tiny_llama(GROUPED, seed=1).new_cache("paged")
 
 
 def test_a_cache_that_this_forward_cannot_fill_is_refused():
-    message = "cache is a HFCache, must be one of reference.kv_cache: use new_cache()"
+    message = "cache is a ContiguousCache of other rows, must be from this model's new_cache()"
     cache = HFModel.tiny("llama", seed=0, dtype=torch.float64).new_cache()
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         tiny_llama(GROUPED, seed=1).forward(flatten_causal([1], 0), cache)

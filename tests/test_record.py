@@ -207,10 +207,71 @@ def test_others_may_read_the_record(tmp_path: Path) -> None:
     assert (tmp_path / "run.json").stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize("text", ["{}", '{"schema": 2}'])
+@pytest.mark.parametrize("text", ["{}", "[]", '{"schema": 2}'])
 def test_another_json_file_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(ValueError) as error:
         read(path)
     assert str(error.value) == f"{path}: not a specbench run record of schema 1"
+
+
+def test_a_record_from_before_a_field_was_added_is_read(tmp_path: Path) -> None:
+    """What version 0.1.0 wrote had neither a ledger nor flips."""
+    path = tmp_path / "run.json"
+    example().write(path)
+    data = json.loads(path.read_text())
+    for name in ("ledger", "problems"):
+        del data[name]
+    for one in data["claims"]:
+        for name in ("num_flips", "num_plain_flips", "num_flip_tokens", "num_worse", "num_better", "known"):
+            del one[name]
+    path.write_text(json.dumps(data))
+    assert read(path) == example()
+
+
+@pytest.mark.parametrize("change", [{"speed": 3}, {"claims": [{"claim": "a", "subject": "b", "speed": 3}]}])
+def test_a_record_with_fields_of_a_newer_version_is_refused_with_a_sentence(
+    change: dict[str, object], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.json"
+    example().write(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError) as error:
+        read(path)
+    sentence = f"{path}: a run record of schema 1 with other fields, of a newer specbench?"
+    assert (str(error.value).startswith(sentence), "speed" in str(error.value)) == (True, True)
+
+
+KNOWN_CELLS = {
+    "a known failure alone": ({"a": (BUG, "#1"), "b": (EQUAL, "")}, "KNOWN"),
+    "a known and a new one": ({"a": (BUG, "#1"), "b": (BUG, "")}, BUG),
+    "quarantined beside one that holds": ({"a": (NOT_TESTED, "#1"), "b": (EQUAL, "")}, "KNOWN"),
+    "nothing known": ({"a": (NOISE, ""), "b": (EQUAL, "")}, NOISE),
+}
+
+
+@pytest.mark.parametrize("kind", KNOWN_CELLS)
+def test_a_claim_is_shown_as_known_unless_another_subject_fails_anew(kind: str) -> None:
+    cells, shown = KNOWN_CELLS[kind]
+    run = RunRecord("it", "0", "quick", 0, subjects=list(cells))
+    run.claims = [ClaimRecord("progress", name, verdict, known=known) for name, (verdict, known) in cells.items()]
+    assert run.shown_verdict("progress") == shown
+
+
+def test_the_table_shows_known_cells_and_the_footer_names_their_issues() -> None:
+    run = RunRecord("it", "0", "quick", 0, subjects=["own", "tiny"])
+    run.claims = [
+        ClaimRecord("progress", "own", BUG, message="NoProgress: stuck\n\nmore", known="#12"),
+        ClaimRecord("progress", "tiny", NOT_TESTED, "quarantined by the ledger, ABC-3", known="ABC-3"),
+    ]
+    assert table(run).splitlines()[2].split() == ["progress", "KNOWN", "KNOWN", "KNOWN", "0", "0", "0.0"]
+    assert footer(run)[:2] == [
+        "KNOWN progress on own: #12: NoProgress: stuck",
+        "KNOWN progress on tiny: ABC-3: quarantined by the ledger, ABC-3",
+    ]
+
+
+def test_a_known_failure_is_still_a_bug_in_the_record() -> None:
+    run = RunRecord("it", "0", "quick", 0, subjects=["own"], claims=[ClaimRecord("progress", "own", BUG, known="#12")])
+    assert run.verdict_of("progress") == BUG

@@ -7,10 +7,15 @@ from hypothesis import strategies as st
 
 from specbench.cases import (
     Case,
+    ChunkCase,
     CommitCase,
     CommitRound,
     GenerationCase,
+    MachineCase,
+    Op,
     PerturbedCase,
+    ProcessorCase,
+    StopCase,
     TreeCase,
     WalkCase,
     decode,
@@ -36,7 +41,8 @@ def cases(draw: st.DrawFn) -> Case:
 
     prompt = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=5)))
     tokens, parents = tree()
-    kind = draw(st.sampled_from(["tree", "perturbed", "walk", "commit", "generation"]))
+    kinds = ["tree", "perturbed", "chunk", "walk", "commit", "generation", "stop", "processor", "machine"]
+    kind = draw(st.sampled_from(kinds))
     place = {"model": draw(st.integers(0, 2)), "layout": draw(st.sampled_from(["tree_mask", "path_batch"]))}
     rooted = (prompt[-1], *tokens[1:])
     if kind == "tree":
@@ -44,6 +50,12 @@ def cases(draw: st.DrawFn) -> Case:
     if kind == "perturbed":
         where = draw(st.integers(0, len(prompt) - 1 + len(tokens) - 1))
         return PerturbedCase(**place, prompt=prompt, tokens=rooted, parents=parents, place=where, token=1)
+    if kind == "chunk":
+        chunks = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
+        return ChunkCase(**place, prompt=prompt, tokens=rooted, parents=parents, keep=2, chunks=chunks)
+    if kind == "machine":
+        ops = (Op("prefill", prompt), Op("draft", tokens, parents), Op("commit", (len(tokens) - 1, 2)), Op("fork"))
+        return MachineCase(**place, ops=ops)
     if kind == "walk":
         winners = tuple((draw(st.integers(0, 3)),) for _ in tokens)
         return WalkCase(**place, tokens=tokens, parents=parents, winners=winners, vocab_size=4)
@@ -51,7 +63,18 @@ def cases(draw: st.DrawFn) -> Case:
     if kind == "commit":
         roots = tuple(draw(st.integers(0, 3)) for _ in played)
         return CommitCase(**place, prompt=prompt, rounds=played, next_roots=roots, cut=draw(st.integers(0, 3)))
-    return GenerationCase(**place, prompt=prompt, rounds=played, max_new_tokens=draw(st.integers(1, 5)), eos_idx=2)
+    base = {"prompt": prompt, "rounds": played, "max_new_tokens": draw(st.integers(1, 5)), "eos_idx": 2}
+    if kind == "stop":
+        return StopCase(**place, **base, stop_from=3, stop_len=2, min_new_tokens=1, turns=((), (1, 2)))
+    if kind == "processor":
+        grammar = ((1, 0, 2, 1), (3, 0))
+        return ProcessorCase(
+            **place, **base, repetition=130, presence=50, frequency=-100, bans=((1, 2),), grammar=grammar
+        )
+    return GenerationCase(**place, **base)
+
+
+PENALTIES = {"repetition": 100, "presence": 0, "frequency": 0}
 
 
 def weight(case: Case) -> tuple[int, ...]:
@@ -60,7 +83,12 @@ def weight(case: Case) -> tuple[int, ...]:
     numbers = sum(tokens_of(case)) + case.model + getattr(case, "cut", 0) + sum(one.accept for one in rounds)
     names = (case.layout != "tree_mask") + (case.cache != "contiguous")
     lengths = len(getattr(case, "prompt", ())) + len(rounds) + getattr(case, "max_new_tokens", 0)
-    return (case.num_drafts, lengths, numbers + names + getattr(case, "eos_idx", 0))
+    lengths += sum(1 + len(one) for name in ("turns", "bans", "grammar") for one in getattr(case, name, ()))
+    lengths += len(getattr(case, "chunks", ())) + sum(1 + len(one.numbers) for one in getattr(case, "ops", ()))
+    changed = sum(getattr(case, name, usual) != usual for name, usual in PENALTIES.items())
+    added = sum(getattr(case, name, 0) for name in ("stop_from", "stop_len", "min_new_tokens", "keep"))
+    nodes = sum(one.numbers[0] for one in getattr(case, "ops", ()) if one.name == "commit")
+    return (case.num_drafts, lengths, numbers + names + changed + added + nodes + getattr(case, "eos_idx", 0))
 
 
 @given(case=cases())

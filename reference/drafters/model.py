@@ -40,7 +40,13 @@ class ModelDrafter:
         self, context: list[int], *, max_nodes: int, max_depth: int, sampling: Sampling, coins: Coins
     ) -> DraftTree:
         self._catch_up(context[:-1])
-        trie = TrieBuilder(context[-1], max_nodes=max_nodes)
+        tree = self._grow(context[-1], max_nodes=max_nodes, max_depth=max_depth)
+        self._session.truncate(self._session.cache_len)
+        return tree
+
+    def _grow(self, root: int, *, max_nodes: int, max_depth: int) -> DraftTree:
+        """The tree behind what is cached. Leaves the rows of its inner nodes uncommitted in the session."""
+        trie = TrieBuilder(root, max_nodes=max_nodes)
         level = [0]
         for depth, width in enumerate(self._widths[:max_depth]):
             first = self._first_ranks[depth % len(self._first_ranks)]
@@ -52,7 +58,6 @@ class ModelDrafter:
                 best = logits[node].sort(descending=True, stable=True).indices[first : first + width].tolist()
                 children.extend(child for token in best if (child := trie.child(node, token)) is not None)
             level = children
-        self._session.truncate(self._session.cache_len)
         return trie.tree()
 
     def _catch_up(self, tokens: list[int]) -> None:

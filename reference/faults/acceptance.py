@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from specbench.reference.faults.fault import Fault
 from specbench.reference.verify import argmax_lowest
-from specbench.steps import Steps
+from specbench.steps import Emission, Steps
 from specbench.tree import DraftTree
-from specbench.types import VerifyResult
+from specbench.types import Stop, VerifyResult
 
 
 def _own_row(steps: Steps) -> Steps:
@@ -51,6 +52,18 @@ def _bonus_by_depth(steps: Steps) -> Steps:
     return replace(steps, walk=walk)
 
 
+def _correction_twice(steps: Steps) -> Steps:
+    def emit(
+        tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
+    ) -> Emission:
+        one = steps.emit(tree, result, stop=stop, num_remaining=num_remaining, output=output)
+        if result.path or one.finish_reason or len(one.tokens) == num_remaining or tree.num_drafts == 0:
+            return one
+        return Emission((*one.tokens, one.tokens[-1]), None)
+
+    return replace(steps, emit=emit)
+
+
 FAULTS = (
     Fault(
         "own_row",
@@ -75,5 +88,13 @@ FAULTS = (
         "an accepted path off the leftmost one",
         "greedy.walk",
         _bonus_by_depth,
+    ),
+    Fault(
+        "correction_twice",
+        "bonus/correction-token-wrong",
+        "the correction after a rejection is emitted again as the first token of the next round",
+        "a fully rejected draft, and a round after it",
+        "greedy.lossless",
+        _correction_twice,
     ),
 )

@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
-from specbench.reference.faults import acceptance, cache, mask, positions, stopping
+from typing import Any
+
+from specbench.reference.faults import (
+    acceptance,
+    batch,
+    cache,
+    drafter,
+    kinds,
+    long,
+    loop,
+    mask,
+    pages,
+    positions,
+    processors,
+    ranks,
+    states,
+    stopping,
+)
 from specbench.reference.faults.fault import Fault
-from specbench.reference.target import ReferenceTarget
 
 FAULTS: dict[str, Fault] = {
-    one.id: one for family in (mask, positions, cache, acceptance, stopping) for one in family.FAULTS
+    one.id: one
+    for family in (
+        mask,
+        positions,
+        long,
+        cache,
+        kinds,
+        pages,
+        states,
+        loop,
+        acceptance,
+        stopping,
+        processors,
+        batch,
+        ranks,
+        drafter,
+    )
+    for one in family.FAULTS
 }
 
 
-def __getattr__(name: str) -> ReferenceTarget:
+def __getattr__(name: str) -> Any:
     if name in FAULTS:
-        return ReferenceTarget(FAULTS[name].plant)
+        return FAULTS[name].make()
     raise AttributeError(f"no planted fault {name!r}: there are {', '.join(FAULTS)}")
 
 

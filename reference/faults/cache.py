@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from specbench.protocols import Cache
 from specbench.reference.faults.fault import Fault
-from specbench.reference.kv_cache import ContiguousCache, PreallocatedCache
+from specbench.reference.faults.rewrite import rewrite, rows_behind
 from specbench.steps import CommitStep, Steps
 
 
@@ -25,25 +25,9 @@ def _first_rows(cache: Cache, prefix_len: int, rows: Sequence[int]) -> None:
 
 def _keys_only(cache: Cache, prefix_len: int, rows: Sequence[int]) -> None:
     """Keys are gathered, values stay the first rows."""
-    values = [cache.rows(layer)[1][:, : prefix_len + len(rows)].clone() for layer in range(_num_layers(cache))]
+    layers = rows_behind(cache, prefix_len)
     cache.commit(prefix_len, rows)
-    for layer, value in enumerate(values):
-        _set_values(cache, layer, value)
-
-
-def _num_layers(cache: Cache) -> int:
-    if isinstance(cache, ContiguousCache):
-        return len(cache._values)
-    if isinstance(cache, PreallocatedCache):
-        return cache._buffer.shape[0]
-    raise ValueError("this fault can be planted in the caches of reference.kv_cache only")
-
-
-def _set_values(cache: Cache, layer: int, value: object) -> None:
-    if isinstance(cache, ContiguousCache):
-        cache._values[layer] = value  # type: ignore[call-overload]
-    elif isinstance(cache, PreallocatedCache):
-        cache._buffer[layer, 1, :, : cache.length] = value  # type: ignore[assignment]
+    rewrite(cache, prefix_len, [(k[:, list(rows)], v[:, : len(rows)]) for k, v in layers])
 
 
 FAULTS = (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +14,7 @@ from torch import Tensor
 from specbench.protocols import Cache, LanguageModel
 from specbench.reference.faults.fault import Fault
 from specbench.reference.model import LlamaModel
+from specbench.reference.target import ReferenceTarget
 from specbench.steps import FlatTree, Steps
 from specbench.tree import DraftTree
 from specbench.types import Taps
@@ -89,6 +93,52 @@ class _SecondLayerUnmasked(LlamaModel):
         return super()._attention_weights(q, k, seen, q_positions, k_positions, layer)
 
 
+def _rows_swapped(steps: Steps) -> Steps:
+    def flatten(tree: DraftTree, prefix_len: int) -> FlatTree:
+        flat = steps.flatten(tree, prefix_len)
+        order = list(range(tree.num_nodes))
+        order[1:] = order[:0:-1]  # all nodes but the root, the last one first
+        return replace(flat, row_of_node=flat.row_of_node[order])
+
+    return replace(steps, flatten=flatten)
+
+
+def _with_attention(change: Callable[[LlamaModel], None]) -> Callable[[], ReferenceTarget]:
+    """Targets whose models of ours are changed copies; any other model is handed on as it is."""
+
+    def plant(model: LanguageModel) -> LanguageModel:
+        inner = getattr(model, "_model", model)  # a counting wrapper hands its model on
+        if not isinstance(inner, LlamaModel):
+            return model
+        faulty = copy.copy(inner)
+        change(faulty)
+        return faulty
+
+    return lambda: ReferenceTarget(plant_model=plant)
+
+
+def _heads_modulo(model: LlamaModel) -> None:
+    group = model.config.num_heads // model.config.num_kv_heads
+
+    def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
+        weights = model._attention_weights(q, k, *places, layer)
+        return weights @ v.repeat(1, group, 1, 1), weights  # head h reads values h mod Hkv
+
+    model.attention = attention  # type: ignore[assignment,method-assign]
+
+
+def _finite_mask(model: LlamaModel) -> None:
+    right = model._attention_weights
+
+    def attention_weights(q: Tensor, k: Tensor, block_mask: Tensor, *rest: Any) -> Tensor:
+        seen_all = right(q, k, torch.ones_like(block_mask), *rest)
+        hidden = torch.nn.functional.pad(~block_mask, (k.shape[2] - q.shape[2], 0))
+        faint = torch.where(hidden, seen_all * math.exp(-12), seen_all)  # as if -12 had been added to the score
+        return faint / faint.sum(dim=-1, keepdim=True)
+
+    model._attention_weights = attention_weights  # type: ignore[assignment,method-assign]
+
+
 FAULTS = (
     Fault(
         "future_leak",
@@ -129,5 +179,29 @@ FAULTS = (
         "any draft",
         "tree.attention_weights",
         _one_layer,
+    ),
+    Fault(
+        "rows_swapped",
+        "tree-construction",
+        "logits are handed back in another order than the nodes'",
+        "two drafts with different rows",
+        "tree.logits",
+        _rows_swapped,
+    ),
+    Fault(
+        "heads_modulo",
+        "GQA-head-mapping",
+        "query head h reads the values of head h mod Hkv: right for full and for multi-query heads",
+        "grouped heads, 1 < Hkv < Hq",
+        "tree.layers",
+        target=_with_attention(_heads_modulo),
+    ),
+    Fault(
+        "finite_mask",
+        "mask-leak",
+        "what a row must not see is made faint by a finite number instead of being hidden",
+        "two drafts in different branches",
+        "tree.noninterference",
+        target=_with_attention(_finite_mask),
     ),
 )

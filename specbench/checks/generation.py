@@ -1,11 +1,16 @@
-"""Claims about whole generations: the tokens, progress, stopping, cost, and the lossy threshold rule."""
+"""Claims about whole generations: the tokens, progress, repeatability, cost, and the lossy threshold rule."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import torch
+
 from specbench import claims
-from specbench.cases import Case, GenerationCase
+from specbench.cases import Case, GenerationCase, StopCase
+from specbench.checks.budget import note_flips
+from specbench.checks.cells import note_round
 from specbench.checks.noise import token_bound
 from specbench.claims import Facts, Violation
 from specbench.compare import first_difference, regret
@@ -13,14 +18,14 @@ from specbench.counting import CountingModel
 from specbench.probe import Probe
 from specbench.protocols import Drafter
 from specbench.record import ClaimRecord
-from specbench.reference.drafters.model import ModelDrafter, self_drafter
-from specbench.reference.drafters.ngram import NGramDrafter
+from specbench.reference.drafters.by_name import DRAFTERS
+from specbench.reference.drafters.model import ModelDrafter
 from specbench.reference.drafters.scripted import RoundScript, ScriptedDrafter
-from specbench.reference.model import LlamaModel
+from specbench.reference.processors import process_row
 from specbench.reference.verify import argmax_lowest
 from specbench.subjects import NotTested, Subject
 from specbench.tree import DraftTree
-from specbench.types import NEVER_STOP, Generation, Round, Stop
+from specbench.types import GREEDY, NEVER_STOP, Generation, Round, Sampling, Stop
 
 THRESHOLDS = (0.2, 0.5, 0.8)
 
@@ -29,12 +34,12 @@ def check_lossless(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """Every emitted token is plain decoding's; one that is not must be a tie, measured and counted."""
     assert isinstance(case, GenerationCase)
     stop = Stop(subject.bank.eos_token_ids)
-    _, generation = _generate(subject, case, stop)
+    _, generation = generate(subject, case, stop)
     tokens = generation.tokens
     ended = bool(tokens) and tokens[-1] in stop.eos_token_ids
     if len(tokens) != case.max_new_tokens and not ended:
         raise claims.GreedyMismatch(
-            _token_facts(
+            token_facts(
                 f"output has {len(tokens)} tokens, must have {case.max_new_tokens}",
                 subject.plain_text(case, case.prompt, case.max_new_tokens),
                 generation,
@@ -43,10 +48,28 @@ def check_lossless(subject: Subject, case: Case, record: ClaimRecord) -> None:
     judge_tokens(claims.GreedyMismatch, subject, case, generation, record)
 
 
+def check_repeatable(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """One instance serves a request, other requests, and the first one again: what it says must not depend on them.
+
+    Longer and shorter texts and trees take turns, which is where a buffer that is not cleared shows.
+    """
+    assert isinstance(case, StopCase)
+    probe = subject.open(case, drafter=make_drafter(subject, case))
+    first = probe.generate(case.prompt, max_new_tokens=case.max_new_tokens)
+    for other in case.turns:
+        probe.generate(other, max_new_tokens=1 + len(other) % max(case.max_new_tokens, 1))
+    again = probe.generate(case.prompt, max_new_tokens=case.max_new_tokens)
+    at = first_difference(again.tokens, first.tokens)
+    if subject.exact and at is not None:
+        headline = f"the same request is answered differently from token {at} on, {len(case.turns)} requests later"
+        raise claims.StaleState(token_facts(headline, first.tokens, again, at=at))
+    judge_tokens(claims.StaleState, subject, case, again, record)
+
+
 def check_progress(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """The output is as long as asked for, whatever the drafts were; with rounds, each one emitted something."""
     assert isinstance(case, GenerationCase)
-    _, generation = _generate(subject, case, NEVER_STOP)
+    _, generation = generate(subject, case, NEVER_STOP)
     record.num_rounds += len(generation.rounds)
     if len(generation.tokens) < case.max_new_tokens:
         raise claims.NoProgress(
@@ -55,7 +78,7 @@ def check_progress(subject: Subject, case: Case, record: ClaimRecord) -> None:
                 expected=f"{case.max_new_tokens} tokens",
                 actual=f"{len(generation.tokens)} tokens {list(generation.tokens)}",
                 source="max_new_tokens, no end token given",
-                **_last_round(generation),
+                **last_round(generation),
             )
         )
     for number, one in enumerate(generation.rounds, start=1):
@@ -72,45 +95,8 @@ def check_progress(subject: Subject, case: Case, record: ClaimRecord) -> None:
             )
     if generation.rounds and sum((one.emitted for one in generation.rounds), ()) != generation.tokens:
         raise claims.NoProgress(
-            _token_facts("rounds emitted other tokens than the output", generation.tokens, generation)
+            token_facts("rounds emitted other tokens than the output", generation.tokens, generation)
         )
-
-
-def check_eos(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """The end token is taken from plain decoding's own output, so it falls inside accepted runs as well as between."""
-    assert isinstance(case, GenerationCase)
-    plain = subject.plain_text(case, case.prompt, case.max_new_tokens)
-    if not plain:
-        return
-    eos = plain[case.eos_idx % len(plain)]
-    expected = plain[: plain.index(eos) + 1]
-    others = sorted(set(range(subject.vocab_size(case.model))) - set(plain))
-    # One of two end tokens, since models have several and the first must not be the only one that counts.
-    probe, generation = _generate(subject, case, Stop((*others[:1], eos)))
-    tokens = generation.tokens
-    if eos in tokens[:-1]:
-        idx = tokens.index(eos)
-        facts = _token_facts(f"output goes on after end token {eos} at token {idx}", expected, generation, at=idx)
-        raise claims.EosMismatch(facts)
-    if len(tokens) < case.max_new_tokens and (not tokens or tokens[-1] not in (*others[:1], eos)):
-        facts = _token_facts(f"output stops after {len(tokens)} tokens without end token {eos}", expected, generation)
-        raise claims.EosMismatch(facts)
-    judge_tokens(claims.EosMismatch, subject, case, generation, record)
-    _check_reason(claims.EosMismatch, generation, "eos" if tokens[-1] in (*others[:1], eos) else "length")
-    _check_cache_after_stop(claims.EosMismatch, subject, probe, case, generation)
-
-
-def check_max_tokens(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    assert isinstance(case, GenerationCase)
-    probe, generation = _generate(subject, case, NEVER_STOP)
-    if len(generation.tokens) != case.max_new_tokens:
-        expected = subject.plain_text(case, case.prompt, case.max_new_tokens)
-        headline = f"output has {len(generation.tokens)} tokens, must have {case.max_new_tokens}"
-        raise claims.MaxTokensMismatch(_token_facts(headline, expected, generation))
-    judge_tokens(claims.MaxTokensMismatch, subject, case, generation, record)
-    _check_reason(claims.MaxTokensMismatch, generation, "length")
-    if generation.tokens:
-        _check_cache_after_stop(claims.MaxTokensMismatch, subject, probe, case, generation)
 
 
 def check_rows(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -119,7 +105,7 @@ def check_rows(subject: Subject, case: Case, record: ClaimRecord) -> None:
     model = CountingModel(subject.bank.model(case.model))
     probe = subject.open(case, drafter=make_drafter(subject, case), model=model)
     generation = probe.generate(case.prompt, max_new_tokens=case.max_new_tokens)
-    rounds = _rounds(generation, case)
+    rounds = rounds_of(generation, case)
     record.num_rounds += len(rounds)
     record.note_layout(
         case.layout,
@@ -137,7 +123,7 @@ def check_rows(subject: Subject, case: Case, record: ClaimRecord) -> None:
                 expected=f"at most {len(case.prompt)} for the prompt and {needed} by round",
                 actual=f"{model.rows} by forward",
                 source="nodes and root of each round's tree",
-                **_last_round(generation),
+                **last_round(generation),
             )
         )
 
@@ -150,7 +136,7 @@ def check_threshold(subject: Subject, case: Case, record: ClaimRecord) -> None:
         probe = subject.open(case, drafter=make_drafter(subject, case))
         lossy = probe.with_threshold(threshold)
         generation = probe.generate(case.prompt, max_new_tokens=case.max_new_tokens, adapter=lossy)
-        rounds = _rounds(generation, case)
+        rounds = rounds_of(generation, case)
         record.num_rounds += len(rounds)
         context = list(case.prompt)
         for number, one in enumerate(rounds, start=1):
@@ -165,33 +151,55 @@ def check_threshold(subject: Subject, case: Case, record: ClaimRecord) -> None:
 
 
 def judge_tokens(
-    violation: type[Violation], subject: Subject, case: GenerationCase, generation: Generation, record: ClaimRecord
+    violation: type[Violation],
+    subject: Subject,
+    case: GenerationCase,
+    generation: Generation,
+    record: ClaimRecord,
+    *,
+    sampling: Sampling = GREEDY,
+    stop: Stop = NEVER_STOP,
+    prompt: tuple[int, ...] | None = None,
 ) -> None:
     """Compares a generation with plain decoding in the subject's own dtype, and every token from the first difference
-    on with the fp64 oracle along the target's own text.
+    on with the fp64 oracle along the target's own text. prompt: the case's, unless given.
 
     Such a token is excused as a tie when its regret (the oracle's best logit minus the token's own) is below the noise
     that plain decoding shows on the same text; the first one counts as differing, those behind it have another context.
     """
-    tokens = generation.tokens
-    plain = subject.plain_text(case, case.prompt, case.max_new_tokens)[: len(tokens)]
+    tokens, prompt = generation.tokens, case.prompt if prompt is None else prompt
+    plain = subject.plain_text(case, prompt, case.max_new_tokens, sampling=sampling, stop=stop)[: len(tokens)]
     start = first_difference(tokens, plain)
     record.num_rounds += len(generation.rounds)
+    for one in generation.rounds:
+        note_round(record, subject, case, one.parents, len(one.path))
     record.note_generation(identical=start is None)
     record.num_tokens += len(tokens) if start is None else start + 1
+    if prompt == case.prompt and not sampling.changes_logits and not stop.min_new_tokens:
+        note_flips(record, subject, case, tokens, plain, start=start)
     if start is None:
         return
     record.num_differing += 1
-    oracle = subject.rows(case, [*case.prompt, *tokens])[len(case.prompt) - 1 : -1]  # row i judges token i
-    bound = token_bound(subject, case, case.prompt, tokens, oracle)
+    text = [*prompt, *tokens]
+    raw = subject.rows(case, text)[len(prompt) - 1 : -1]  # row i judges token i
+    oracle = torch.stack(
+        [
+            process_row(row, text[: len(prompt) + idx], num_prompt=len(prompt), sampling=sampling, stop=stop)
+            for idx, row in enumerate(raw)
+        ]
+    )
+    bound = token_bound(subject, case, prompt, tokens, raw)
+    # A repetition penalty multiplies a logit's rounding error as it multiplies the logit.
+    stretch = max(sampling.repetition_penalty, 1 / sampling.repetition_penalty)
+    bound = replace(bound, value=bound.value * stretch)
     for idx in range(start, len(tokens)):
         margin = regret(oracle[idx], tokens[idx])
         if margin > bound.value:
             best = argmax_lowest(oracle[idx])
             raise violation(
-                _token_facts(
+                token_facts(
                     f"output differs from autoregressive decoding at token {idx}",
-                    plain if idx == start and plain[idx] == best else (*tokens[:idx], best),
+                    plain if idx == start and plain[idx : idx + 1] == (best,) else (*tokens[:idx], best),
                     generation,
                     at=idx,
                     remark=f"expected {best}, margin {margin:.2g} (not a tie: bound {bound})",
@@ -201,39 +209,37 @@ def judge_tokens(
         record.note_share(margin / bound.value)
 
 
-def make_drafter(subject: Subject, case: GenerationCase) -> Drafter | None:
+def make_drafter(
+    subject: Subject, case: GenerationCase, *, sampling: Sampling = GREEDY, stop: Stop = NEVER_STOP
+) -> Drafter | None:
     """The drafter a case names. Scripted ones look up what plain decoding will say."""
     if "build" not in subject.has:
         return None
     model = subject.bank.model(case.model)
     if case.drafter == "scripted":
         scripts = [RoundScript(one.tokens, one.parents, one.accept) for one in case.rounds]
-        # A few tokens beyond the limit, so that the limit also falls inside an accepted run.
-        expected = [*case.prompt, *subject.plain_text(case, case.prompt, case.max_new_tokens + 3)]
-        return ScriptedDrafter(expected, scripts, vocab_size=model.vocab_size)
+        # A few tokens beyond the limit and the stop, so that they also fall inside an accepted run.
+        num_tokens = case.max_new_tokens + 3
+        plain = subject.plain_text(case, case.prompt, num_tokens, sampling=sampling, stop=stop, past_stop=True)
+        return ScriptedDrafter([*case.prompt, *plain], scripts, vocab_size=model.vocab_size)
     if case.drafter == "runner_up":
         return ModelDrafter(model, widths=(1, 1), first_ranks=(0, 1))
-    if case.drafter == "ngram":
-        return NGramDrafter(gamma=6, width=3)
-    if case.drafter == "ngram_chain":
-        return NGramDrafter(gamma=6, width=1)
-    if case.drafter == "self_chain":
-        return ModelDrafter(model, widths=(1, 1, 1))
-    if case.drafter == "self_tree":
-        return ModelDrafter(model, widths=(2, 2, 1))
-    if case.drafter == "early_exit" and isinstance(model, LlamaModel):
-        return self_drafter(model, num_layers=max(1, model.num_layers // 2), widths=(2, 1, 1))
-    raise ValueError(f"drafter {case.drafter!r} is unknown, or not made for {type(model).__name__}")
+    if case.drafter in DRAFTERS:
+        return DRAFTERS[case.drafter](model)
+    raise ValueError(f"drafter {case.drafter!r} must be one of scripted, runner_up, {', '.join(DRAFTERS)}")
 
 
-def _generate(subject: Subject, case: GenerationCase, stop: Stop) -> tuple[Probe, Generation]:
+def generate(
+    subject: Subject, case: GenerationCase, stop: Stop, sampling: Sampling = GREEDY
+) -> tuple[Probe, Generation]:
     """On an instance that has already served another request: nothing of that one may be left."""
-    probe = subject.open(case, drafter=make_drafter(subject, case))
+    probe = subject.open(case, drafter=make_drafter(subject, case, sampling=sampling, stop=stop))
     probe.generate(case.prompt[:1], max_new_tokens=2)
-    return probe, probe.generate(case.prompt, max_new_tokens=case.max_new_tokens, stop=stop)
+    generation = probe.generate(case.prompt, max_new_tokens=case.max_new_tokens, sampling=sampling, stop=stop)
+    return probe, generation
 
 
-def _rounds(generation: Generation, case: GenerationCase) -> tuple[Round, ...]:
+def rounds_of(generation: Generation, case: GenerationCase) -> tuple[Round, ...]:
     if not generation.rounds and case.max_new_tokens:
         raise NotTested("let generate return a specbench.types.Generation with one Round per verification")
     return generation.rounds
@@ -253,7 +259,7 @@ def _rows_needed(one: Round, layout: str) -> int:
     return total
 
 
-def _check_reason(violation: type[Violation], generation: Generation, expected: str) -> None:
+def check_reason(violation: type[Violation], generation: Generation, expected: str) -> None:
     if generation.finish_reason != expected:
         raise violation(
             Facts(
@@ -265,7 +271,7 @@ def _check_reason(violation: type[Violation], generation: Generation, expected: 
         )
 
 
-def _check_cache_after_stop(
+def check_cache_after_stop(
     violation: type[Violation], subject: Subject, probe: Probe, case: GenerationCase, generation: Generation
 ) -> None:
     """A session that is resumed after the stop must find nothing beyond the committed tokens. Fewer rows are no fault:
@@ -281,7 +287,7 @@ def _check_cache_after_stop(
                 expected=f"at most {expected} rows (all tokens but the last)",
                 actual=f"{actual} rows",
                 source="prompt and emitted tokens",
-                **_last_round(generation),
+                **last_round(generation),
             )
         )
 
@@ -315,7 +321,7 @@ def _check_threshold_round(
             )
 
 
-def _token_facts(
+def token_facts(
     headline: str, expected: tuple[int, ...], generation: Generation, *, at: int | None = None, remark: str = ""
 ) -> Facts:
     where: dict[str, Any] = {} if at is None else _round_of(generation, at)
@@ -334,7 +340,7 @@ def _round_of(generation: Generation, at: int) -> dict[str, Any]:
     return {}
 
 
-def _last_round(generation: Generation) -> dict[str, Any]:
+def last_round(generation: Generation) -> dict[str, Any]:
     return _round_picture(generation.rounds[-1]) if generation.rounds else {}
 
 

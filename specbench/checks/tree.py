@@ -278,12 +278,15 @@ def _check_shapes(taps: Taps, tree: DraftTree, prefix_len: int) -> None:
 
 def _all_filled(taps: Taps, subject: Subject, case: Case, names: Sequence[str]) -> None:
     """NotTested when a layer left something out: what was there has been compared, but a part is not the claim."""
-    num_layers = subject.bank.model(case.model).num_layers or len(taps.layers)
+    model = subject.bank.model(case.model)
+    num_layers = model.num_layers or len(taps.layers)
+    recurrence = getattr(model, "recurrence", None)  # a recurrent layer attends to nothing
     missing = [
         f"layers[{layer}].{name}"
         for layer in range(max(num_layers, 1))
         for name in names
-        if layer >= len(taps.layers) or getattr(taps.layers[layer], name) is None
+        if not (name == "attention_weights" and recurrence and layer in recurrence.layers)
+        and (layer >= len(taps.layers) or getattr(taps.layers[layer], name) is None)
     ]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -1,0 +1,1 @@
+"""The cache kinds, one a file. `reference.kv_cache` names them."""

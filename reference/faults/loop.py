@@ -1,0 +1,136 @@
+"""Faults of the round loop: buffers and numbers of an earlier round, rows encoded twice, rows read one too late."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.protocols import Cache, LanguageModel
+from specbench.reference.decoder import Decoder
+from specbench.reference.faults.fault import Fault
+from specbench.reference.layouts import flatten_causal
+from specbench.reference.model import LlamaModel
+from specbench.reference.target import ReferenceTarget
+from specbench.reference.verify import threshold_walk
+from specbench.steps import FlatTree, Steps, WalkStep
+from specbench.tree import DraftTree
+from specbench.types import Taps, VerifyResult
+
+
+def _stale_mask(steps: Steps) -> Steps:
+    buffer = torch.zeros(0, 0, dtype=torch.bool)
+
+    def flatten(tree: DraftTree, prefix_len: int) -> FlatTree:
+        nonlocal buffer
+        flat = steps.flatten(tree, prefix_len)
+        size = max(len(buffer), flat.num_rows)
+        grown = torch.zeros(size, size, dtype=torch.bool)
+        grown[: len(buffer), : len(buffer)] = buffer
+        grown[: flat.num_rows, : flat.num_rows] |= flat.mask  # what an earlier, larger tree let see is still set
+        buffer = grown
+        return replace(flat, mask=buffer[: flat.num_rows, : flat.num_rows].clone())
+
+    return replace(steps, flatten=flatten)
+
+
+def _base_never_falls(steps: Steps) -> Steps:
+    base = 0
+
+    def flatten(tree: DraftTree, prefix_len: int) -> FlatTree:
+        nonlocal base
+        flat = steps.flatten(tree, prefix_len)
+        base = max(base, prefix_len)
+        return replace(flat, position_ids=flat.position_ids - prefix_len + base)
+
+    return replace(steps, flatten=flatten)
+
+
+def _dry_run(steps: Steps) -> Steps:
+    def forward(model: LanguageModel, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
+        model.forward(flatten_causal(flat.tokens.tolist(), 0), model.new_cache())  # for its side effects
+        return steps.forward(model, flat, cache, taps=taps)
+
+    return replace(steps, forward=forward)
+
+
+def _first_row_hidden(model: LanguageModel) -> LanguageModel:
+    """The oldest cached row is masked out in the last layer, as by a mask that is one column short. Planted in our own
+    models only; any other is handed on as it is."""
+    inner = getattr(model, "_model", model)  # a counting wrapper hands its model on
+    if not isinstance(inner, LlamaModel):
+        return model
+    faulty = copy.copy(inner)
+
+    def attention_weights(
+        q: Tensor, k: Tensor, block_mask: Tensor, q_positions: Tensor, k_positions: Tensor, layer: int
+    ) -> Tensor:
+        if layer == inner.num_layers - 1 and k.shape[2] > q.shape[2]:
+            k_positions = torch.where(torch.arange(k.shape[2], device=k.device) == 0, -1, k_positions)
+        return inner._attention_weights(q, k, block_mask, q_positions, k_positions, layer)
+
+    faulty._attention_weights = attention_weights  # type: ignore[method-assign]
+    return faulty
+
+
+class _ThresholdOfOwnRow(Decoder):
+    """Under threshold acceptance a draft's probability is read from its own row."""
+
+    def with_threshold(self, threshold: float) -> Any:
+        return Decoder(self.model, self._drafter, steps=replace(self.steps, walk=_own_row(threshold_walk(threshold))))
+
+
+def _own_row(walk: WalkStep) -> WalkStep:
+    def walk_on_own_rows(tree: DraftTree, target_logits: Tensor) -> VerifyResult:
+        # Each node is given the row of its first child, so that a parent is read where the child should be.
+        rows = [(tree.children(node) or [node])[0] for node in range(tree.num_nodes)]
+        return walk(tree, target_logits[rows])
+
+    return walk_on_own_rows
+
+
+FAULTS = (
+    Fault(
+        "mask_buffer_stale",
+        "static-buffer-stale",
+        "the mask buffer keeps what an earlier, larger tree let see",
+        "a smaller tree after a larger one",
+        "greedy.repeatable",
+        _stale_mask,
+    ),
+    Fault(
+        "positions_never_fall",
+        "loop-state-stale",
+        "positions go on from the longest text so far, after a cut or a new prompt too",
+        "a shorter text after a longer one",
+        "kv.machine",
+        _base_never_falls,
+    ),
+    Fault(
+        "first_row_hidden",
+        "mask-missing-ancestor",
+        "the last layer does not see the oldest row of the prefix",
+        "a prefix of one token",
+        "tree.sensitivity",
+        target=lambda: ReferenceTarget(plant_model=_first_row_hidden),
+    ),
+    Fault(
+        "encoded_twice",
+        "performance",
+        "every forward is run once more on an empty cache",
+        "any forward",
+        "cost.rows",
+        _dry_run,
+    ),
+    Fault(
+        "threshold_own_row",
+        "row-self",
+        "the threshold rule reads a draft's probability one row too late",
+        "any draft near the threshold",
+        "threshold.consistency",
+        target=lambda: ReferenceTarget(decoder=_ThresholdOfOwnRow),
+    ),
+)

@@ -1,0 +1,140 @@
+"""Claims about several requests at once: trees verified together, and rows of a batch against their solo runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from specbench import claims
+from specbench.cases import BatchCase, Case, WalkBatchCase
+from specbench.checks.stopping import judge_end
+from specbench.checks.walk import walk_logits
+from specbench.claims import Facts, Violation
+from specbench.probe import Probe
+from specbench.protocols import Coins, Drafter
+from specbench.record import ClaimRecord
+from specbench.reference.drafters.scripted import RoundScript, play
+from specbench.subjects import Subject
+from specbench.tree import DraftTree, root_only
+from specbench.types import NEVER_STOP, Generation, Request, Sampling, Stop, VerifyResult
+
+
+def check_verify(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """Each tree of a batch against the same tree alone: by `verify` where there is one, else in a batch of one."""
+    assert isinstance(case, WalkBatchCase)
+    alone = [case.alone(idx) for idx in range(len(case.walks))]
+    trees, logits = [one.tree for one in alone], [walk_logits(one) for one in alone]
+    results = subject.open(case).verify_batch(trees, logits)
+    probe = subject.open(case)
+    for idx, (tree, one, result) in enumerate(zip(trees, logits, results, strict=True)):
+        solo = probe.verify(tree, one) if "verify" in subject.has else probe.verify_batch([tree], [one])[0]
+        if result != solo:
+            winner = [min(tied) for tied in case.walks[idx].winners]
+            raise claims.BatchVerifyMismatch(
+                Facts(
+                    headline=f"tree {idx} of {len(trees)} is decided otherwise than alone",
+                    expected=_said(solo),
+                    actual=_said(result),
+                    source="the same tree verified alone",
+                    tree=tree,
+                    notes={node: f"argmax {winner[node]}" for node in range(tree.num_nodes)},
+                )
+            )
+
+
+def check_solo(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """All rows are there from the first round on."""
+    _check_rows(claims.BatchMismatch, subject, case, record)
+
+
+def check_join(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """Rows join late and end early, by length or end token."""
+    _check_rows(claims.JoinMismatch, subject, case, record)
+
+
+def _check_rows(violation: type[Violation], subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """Every row is plain decoding's, ties excused as anywhere; where computing is exact also its solo run's."""
+    assert isinstance(case, BatchCase)
+    requests = [request_of(subject, case, idx) for idx in range(len(case.rows))]
+    generations = subject.open(case, drafter=drafter_of(subject, case)).generate_batch(requests)
+    for idx, (request, generation) in enumerate(zip(requests, generations, strict=True)):
+        row = case.alone(idx)
+        try:
+            judge_end(violation, subject, row, generation, request.stop, record, prompt=row.prompt)
+            if subject.exact:
+                _check_solo_run(violation, subject, case, request, generation)
+        except violation as found:
+            prompt = f"prompt {list(row.prompt)}" if len(row.prompt) <= 8 else f"prompt of {len(row.prompt)} tokens"
+            headline = f"row {idx} of {len(requests)}, {prompt}: {found.facts.headline}"
+            raise violation(replace(found.facts, headline=headline)) from None
+
+
+def _check_solo_run(
+    violation: type[Violation], subject: Subject, case: BatchCase, request: Request, generation: Generation
+) -> None:
+    probe: Probe = subject.open(case, drafter=drafter_of(subject, case))
+    solo = probe.generate(request.prompt, max_new_tokens=request.max_new_tokens, stop=request.stop)
+    if solo.tokens != generation.tokens:
+        raise violation(
+            Facts(
+                headline="output differs from the target's own solo run",
+                expected=str(list(solo.tokens)),
+                actual=str(list(generation.tokens)),
+                source="generate() of the same target",
+            )
+        )
+
+
+def request_of(subject: Subject, case: BatchCase, idx: int) -> Request:
+    """The end token is taken from plain decoding's own output, as in the claims about stopping."""
+    row = case.rows[idx]
+    plain = subject.plain_text(case.alone(idx), row.prompt, row.max_new_tokens)
+    stop = Stop((plain[row.eos_idx % len(plain)],)) if plain and row.eos_idx >= 0 else NEVER_STOP
+    return Request(row.prompt, row.max_new_tokens, stop=stop, arrival=row.arrival)
+
+
+def drafter_of(subject: Subject, case: BatchCase) -> Drafter | None:
+    """A few tokens beyond the limit are known to it, so that the limit also falls inside an accepted run."""
+    if "build" not in subject.has:
+        return None
+    texts = [
+        (*row.prompt, *subject.plain_text(case.alone(idx), row.prompt, row.max_new_tokens + 3))
+        for idx, row in enumerate(case.rows)
+    ]
+    scripts = [[RoundScript(one.tokens, one.parents, one.accept) for one in row.rounds] for row in case.rows]
+    prompts = [row.prompt for row in case.rows]
+    return _RowsDrafter(prompts, texts, scripts, vocab_size=subject.vocab_size(case.model))
+
+
+@dataclass
+class _RowsDrafter:
+    """One drafter for all rows, each with a script of its own. It is handed contexts of several rows in turn and knows
+    a row by its text."""
+
+    prompts: list[tuple[int, ...]]
+    texts: list[tuple[int, ...]]
+    scripts: list[list[RoundScript]]
+    vocab_size: int
+    num_played: dict[int, int] = field(default_factory=dict)
+
+    def draft(
+        self, context: list[int], *, max_nodes: int, max_depth: int, sampling: Sampling, coins: Coins
+    ) -> DraftTree:
+        row = self._row_of(tuple(context))
+        if row is None or not self.scripts[row]:
+            return root_only(context[-1])
+        number = self.num_played.get(row, 0)
+        self.num_played[row] = number + 1
+        script = self.scripts[row][number % len(self.scripts[row])]
+        return play(script, context, self.texts[row], self.vocab_size)
+
+    def _row_of(self, context: tuple[int, ...]) -> int | None:
+        """The row whose text goes on from the context, else one whose prompt begins it. Rows that share a text are one
+        and the same to a drafter."""
+        rows = range(len(self.texts))
+        beginning = [row for row in rows if context[: len(self.prompts[row])] == self.prompts[row]]
+        going_on = [row for row in beginning if self.texts[row][: len(context)] == context]
+        return next(iter([*going_on, *beginning]), None)
+
+
+def _said(result: VerifyResult) -> str:
+    return f"path {list(result.path)}, bonus {result.bonus_token}"
