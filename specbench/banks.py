@@ -110,7 +110,7 @@ class TinyBank(Bank):
 
     def __init__(self, label: str, dtype: torch.dtype, *, device: str = "cpu", savable: bool = False) -> None:
         super().__init__(f"tiny-{label}", dtype, num_models=_NUM_SAVABLE if savable else len(_CONFIGS))
-        self.share_of_examples = 1.0 if self.exact else 0.25
+        self.share_of_examples = 1.0 if self.exact else 0.1
         self._device = device
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -170,7 +170,7 @@ class HFBank(Bank):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, torch.float64, num_models=len(self.TYPES[name]))
-        self.share_of_examples = {"hf-fp64": 0.35, "hf-tolerant": 0.2, "hf-eager": 0.1}[name]
+        self.share_of_examples = {"hf-fp64": 0.15, "hf-tolerant": 0.1, "hf-eager": 0.05}[name]
 
     @property
     def description(self) -> str:

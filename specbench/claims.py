@@ -314,6 +314,7 @@ CLAIMS: dict[str, Claim] = {
             "resume, hold exactly the rows of the committed tokens and give plain decoding's next logits",
             ("tree", "kv", "oracle"),
             "the operation named last, and what it leaves to the next one",
+            share=0.5,
         ),
         Claim(
             "kv.dead_rows",
@@ -329,6 +330,7 @@ CLAIMS: dict[str, Claim] = {
             "let neither of two sequences that share a prefix see or change the other's tokens",
             ("tree", "oracle", "fork"),
             "copy on write of shared rows or pages",
+            share=0.5,
         ),
         Claim(
             "kv.pages",
@@ -379,6 +381,7 @@ CLAIMS: dict[str, Claim] = {
             "give the same answer to the same request, whatever requests the instance has served in between",
             ("generate", "oracle"),
             "buffers, masks and token lists that are not cleared between requests or rounds",
+            share=0.5,
         ),
         Claim(
             "progress",
@@ -407,6 +410,7 @@ CLAIMS: dict[str, Claim] = {
             "end with the last token of the first stop sequence, also when it spans rounds, and keep nothing beyond it",
             ("generate", "oracle", "stop_sequences"),
             "the stop test at the seam of two rounds and inside an accepted run",
+            share=0.5,
         ),
         Claim(
             "stop.min_tokens",
@@ -414,6 +418,7 @@ CLAIMS: dict[str, Claim] = {
             "emit no end token and end at no stop sequence among the first min_new_tokens tokens",
             ("generate", "oracle", "min_new_tokens"),
             "the least length applied to drafted rows, each by its own depth",
+            share=0.5,
         ),
         Claim(
             "stop.every_index",
@@ -429,6 +434,7 @@ CLAIMS: dict[str, Claim] = {
             "go on after a stop as plain decoding of the whole text does",
             ("generate", "oracle", "session"),
             "what the cut left in cache, processors and drafter",
+            share=0.5,
         ),
         Claim(
             "processors.penalties",
@@ -436,6 +442,7 @@ CLAIMS: dict[str, Claim] = {
             "apply repetition, presence and frequency penalties to each drafted row with that row's own history",
             ("generate", "oracle", "penalties"),
             "which tokens a drafted row's penalty counts: rejected ones, accepted ones twice, its own path",
+            share=0.5,
         ),
         Claim(
             "processors.bad_words",
@@ -443,6 +450,7 @@ CLAIMS: dict[str, Claim] = {
             "emit no forbidden token sequence, also when it spans drafts and rounds, and lose nothing else",
             ("generate", "oracle", "bad_words"),
             "the history that the ban on a drafted row looks at",
+            share=0.5,
         ),
         Claim(
             "processors.grammar",
@@ -450,6 +458,7 @@ CLAIMS: dict[str, Claim] = {
             "judge each drafted row in the grammar state that its own path leads to",
             ("generate", "oracle", "grammar"),
             "the automaton's rollback between siblings and after a rejection",
+            share=0.5,
         ),
         Claim(
             "processors.history",
@@ -457,6 +466,7 @@ CLAIMS: dict[str, Claim] = {
             "call a logits processor once for each row, with the committed text and the row's own path as history",
             ("generate", "oracle", "processors"),
             "the token list that processors are given",
+            share=0.5,
         ),
         Claim(
             "batch.solo",
@@ -464,6 +474,7 @@ CLAIMS: dict[str, Claim] = {
             "give every row of a ragged batch the output of its solo run",
             ("generate_batch", "oracle"),
             "padding, unequal accept lengths, rows without drafts",
+            share=0.5,
         ),
         Claim(
             "batch.join",
@@ -471,6 +482,7 @@ CLAIMS: dict[str, Claim] = {
             "give rows that finish early, are condensed away or join late the output of their solo runs",
             ("generate_batch", "oracle"),
             "row indices after the batch is condensed or grows",
+            share=0.5,
         ),
         Claim(
             "ranks.agree",
@@ -478,6 +490,7 @@ CLAIMS: dict[str, Claim] = {
             "choose the same drafts and tokens on every rank of a lock-step group",
             ("generate", "ranks"),
             "decisions that each rank takes for itself instead of hearing them from one",
+            share=0.5,
         ),
         Claim(
             "cost.rows",
@@ -522,6 +535,7 @@ CLAIMS: dict[str, Claim] = {
             "name in draft_probs the very law that the children of each node were drawn from",
             ("draft",),
             "temperature, filters and buffers between the draw and the law that is handed on",
+            share=0.5,
         ),
         Claim(
             "drafter.no_peeking",

@@ -39,6 +39,19 @@ def check(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return int(pytest.main(command + pytest_args))
 
 
+def soak(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench.loading import Target, TargetError, load_target
+    from specbench.reference.target import ReferenceTarget
+    from specbench.soak import soak as run
+
+    try:
+        target = load_target(args.target) if args.target else Target("reference", ReferenceTarget(), is_reference=True)
+        return 1 if run(target, num_seeds=args.seeds, first_seed=args.first_seed) else 0
+    except TargetError as error:
+        print(f"specbench: {error}", file=sys.stderr)
+        return 2
+
+
 def claims(args: argparse.Namespace, pytest_args: list[str]) -> int:
     from specbench import claim_list
 
@@ -97,6 +110,12 @@ def _parser() -> _Parser:
         "--replay", metavar="STRING_OR_FILE", help="a failure's replay string or case file: run that case alone"
     )
     one.set_defaults(run=check, parser=one)
+
+    one = commands.add_parser("soak", help="the quick cases again and again, each time with another seed")
+    one.add_argument("target", nargs="?", metavar="TARGET", help="as for check; none: the reference decoder")
+    one.add_argument("--seeds", type=int, default=100, metavar="N", help="how many (default 100)")
+    one.add_argument("--first-seed", type=int, metavar="SEED", help="count up from this one instead of drawing them")
+    one.set_defaults(run=soak, parser=one)
 
     one = commands.add_parser("claims", help="list the claims: id, level, MUST sentence, needs", allow_abbrev=False)
     form = one.add_mutually_exclusive_group()

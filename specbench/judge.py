@@ -5,6 +5,7 @@ A `RunSession` holds what a whole run shares: target, subjects, the record, cloc
 
 from __future__ import annotations
 
+import math
 import platform
 import resource
 import shlex
@@ -206,7 +207,7 @@ class RunSession:
         draw = seed(zlib.crc32(f"{self.run.seed} {claim.id} {subject.name}".encode()))
         num_examples = self.profile.max_examples * subject.bank.share_of_examples * claim.share
         how = settings(
-            max_examples=max(5 if claim.share == 1.0 else 1, int(num_examples)),
+            max_examples=math.ceil(num_examples),
             stateful_step_count=MAX_OPS,
             deadline=None,
             database=None,  # a run is reproduced by its seed or a replay string, not by what is left on a disk

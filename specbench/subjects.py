@@ -74,7 +74,7 @@ class Subject:
         self.used_prompts: set[str] = set()
         self._memory: dict[tuple[Any, ...], Any] = {}
         self._writes: dict[int, int] = {}  # model -> writes to its weights when the target was first handed it
-        self._plain_texts: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        self._plain_texts: dict[tuple[Any, ...], tuple[tuple[int, ...], bool]] = {}
         accepted = inspect.signature(target.adapter.build).parameters if target.has_build else {}
         offered = getattr(target.adapter, "cache_kinds", bank.cache_kinds)  # a target may know fewer than the bank
         kinds = tuple(one for one in bank.cache_kinds if one in offered)
@@ -262,22 +262,37 @@ class Subject:
         """What plain greedy decoding emits in the subject's own dtype. By definition (whole prefix, no cache) on tiny
         models; with a cache, proven equal by tests, on real ones. past_stop: what it would go on with (tiny models)."""
         codec = self.codec(case)
-        key = (case.model, codec, prompt, max_new_tokens, sampling, stop, past_stop)
-        if key not in self._plain_texts:
-            model = self.bank.model(case.model)
+        # Only a least length changes what is said before the end; otherwise one text serves every stop and every limit.
+        least = stop if stop.min_new_tokens else NEVER_STOP
+        key = (case.model, codec, prompt, sampling, least)
+        text, ended = self._plain_texts.get(key, ((), False))
+        if len(text) < max_new_tokens and not ended:
             with self.clock.count("oracle"):
-                if self.bank.real:
-                    decoder = Decoder(model, cache=codec or "contiguous")
-                    plain = decoder.generate(prompt, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop)
-                else:
-                    model = model.with_codec(codec) if isinstance(model, LlamaModel) else model
-                    plain = autoregressive.generate(
-                        model, prompt, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, past_stop=past_stop
-                    )
+                text, ended = self._plain_text(case, prompt, max_new_tokens, sampling, least)
             if len(self._plain_texts) > 512:
                 self._plain_texts.clear()
-            self._plain_texts[key] = plain.tokens
-        return self._plain_texts[key]
+            self._plain_texts[key] = text, ended
+        text = text[:max_new_tokens]
+        if not past_stop:
+            ends = (num for num in range(1, len(text) + 1) if stop.reason_at(text[:num]))
+            text = text[: next(ends, len(text))]
+        return text
+
+    def _plain_text(
+        self, case: Case, prompt: tuple[int, ...], num_tokens: int, sampling: Sampling, stop: Stop
+    ) -> tuple[tuple[int, ...], bool]:
+        """At least `num_tokens` tokens, and whether the text has ended for good."""
+        model, codec = self.bank.model(case.model), self.codec(case)
+        if self.bank.real:
+            decoder = Decoder(model, cache=codec or "contiguous")
+            plain = decoder.generate(prompt, max_new_tokens=num_tokens, sampling=sampling, stop=stop)
+            return plain.tokens, plain.finish_reason != "length"
+        model = model.with_codec(codec) if isinstance(model, LlamaModel) else model
+        num_tokens += 4  # a script for a drafter will ask for a little more
+        plain = autoregressive.generate(
+            model, prompt, max_new_tokens=num_tokens, sampling=sampling, stop=stop, past_stop=True
+        )
+        return plain.tokens, False
 
     def _make(
         self,

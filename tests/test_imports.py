@@ -67,7 +67,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("specbench.machines",),
     ("specbench.judge",),
-    ("specbench.worker",),
+    ("specbench.soak", "specbench.worker"),
     ("specbench.isolation",),
     ("specbench.cli", "specbench.plugin", "specbench.reports", "specbench.suites"),
 )

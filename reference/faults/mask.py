@@ -120,11 +120,13 @@ def _with_attention(change: Callable[[LlamaModel], None]) -> Callable[[], Refere
 def _heads_modulo(model: LlamaModel) -> None:
     group = model.config.num_heads // model.config.num_kv_heads
 
-    def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
-        weights = model._attention_weights(q, k, *places, layer)
+    def attention(
+        layer: int, q: Tensor, k: Tensor, v: Tensor, block_mask: Tensor, q_positions: Tensor, k_positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        weights = model._attention_weights(q, k, block_mask, q_positions, k_positions, layer)
         return weights @ v.repeat(1, group, 1, 1), weights  # head h reads values h mod Hkv
 
-    model.attention = attention  # type: ignore[assignment,method-assign]
+    model.attention = attention  # type: ignore[method-assign]
 
 
 def _finite_mask(model: LlamaModel) -> None:

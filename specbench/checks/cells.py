@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from specbench.banks import TinyBank
 from specbench.cases import Case
 from specbench.coverage import coverage_table, empty_cells, key, shape_of
 from specbench.record import ClaimRecord
@@ -38,7 +39,7 @@ def coverage_lines(records: Sequence[ClaimRecord], subjects: Sequence[Subject], 
 
 
 def _varies_kinds(subject: Subject) -> bool:
-    return len(subject.cache_kinds) > 1 and not subject.bank.real
+    return len(subject.cache_kinds) > 1 and isinstance(subject.bank, TinyBank)
 
 
 def _label(subject: Subject) -> str:
