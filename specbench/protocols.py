@@ -103,6 +103,7 @@ class Drafter(Protocol):
     """Level 5: proposes a tree for a context. May hold a cache of its own, keyed by the context it is given.
 
     Optional: `observe(result: VerifyResult)` is told after each round what was accepted; `reset()` forgets all texts.
+    Siblings that were drawn stand in the order of the draws.
     """
 
     def draft(
