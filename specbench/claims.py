@@ -423,7 +423,7 @@ CLAIMS: dict[str, Claim] = {
         Claim(
             "stop.every_index",
             1,
-            "end where plain decoding ends for an end token and a length limit at every index of an accepted run",
+            "end where plain decoding ends, for an end token, a limit and a least length at every index of a run",
             ("generate", "oracle"),
             "the order of the end-token test and the length cut",
             share=0.1,

@@ -23,7 +23,7 @@ PROFILES = {
     one.name: one
     for one in (
         Profile("quick", 12, num_real=1, real_prompts=1, real_tokens=12, real_dtypes=("fp32",)),
-        Profile("standard", 60, num_real=2, real_prompts=3, real_tokens=24, real_dtypes=("fp32", "bf16")),
+        Profile("standard", 48, num_real=2, real_prompts=3, real_tokens=24, real_dtypes=("fp32", "bf16")),
         Profile("thorough", 400, num_real=6, real_prompts=20, real_tokens=64, real_dtypes=("fp32", "bf16")),
     )
 }

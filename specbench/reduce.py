@@ -1,4 +1,4 @@
-"""Making a failing case smaller by its structure, after Hypothesis has shrunk its draws.
+"""Making a failing case smaller by its structure; Hypothesis only draws (`judge` leaves its shrinker out).
 
 Taking one node out of a tree changes parents, tokens and whatever is listed per node at once, which a shrinker of draws
 finds only by luck. Here each step is one such change; it is kept when the case still fails in the same way.

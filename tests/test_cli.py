@@ -42,9 +42,9 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 MESSAGES = {
     "chek mod:A": (
         2,
-        "specbench: unknown command 'chek': did you mean check? Known: check, claims, architectures, model\n",
+        "specbench: unknown command 'chek': did you mean check? Known: check, soak, claims, architectures, model\n",
     ),
-    "train": (2, "specbench: unknown command 'train'. Known: check, claims, architectures, model\n"),
+    "train": (2, "specbench: unknown command 'train'. Known: check, soak, claims, architectures, model\n"),
     "model fech smollm2": (2, "specbench model: unknown command 'fech': did you mean fetch? Known: fetch, path\n"),
     "model fetch": (2, "specbench model fetch: the following arguments are required: NAME\n"),
     "model fetch smolm2": (1, "specbench: unknown model 'smolm2': did you mean smollm2? Known: smollm2\n"),

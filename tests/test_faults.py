@@ -53,7 +53,7 @@ def test_the_bank_holds_the_faults_of_the_first_release() -> None:
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_a_planted_fault_is_caught_on_trees_of_at_most_four_drafts(fault: str) -> None:
     """Through the very session that `pytest suites/consistency --target` runs, on the exact tiny models."""
-    session = session_on(FAULTS[fault].make())
+    session = session_on(FAULTS[fault].make(), profile="standard")
     with pytest.raises(Failed):
         session.judge(FAULTS[fault].claim, "tiny-fp64")
     caught = session.run.find(FAULTS[fault].claim, "tiny-fp64")
@@ -78,11 +78,11 @@ def largest_tree(case: Case) -> int:
     return max((len(one) - 1 for one in trees), default=case.num_drafts)
 
 
-def session_on(target: object) -> RunSession:
+def session_on(target: object, *, profile: str = "quick") -> RunSession:
     return RunSession(
         Target("planted", target),
         model="none",
-        profile=PROFILES["quick"],
+        profile=PROFILES[profile],
         seed=7,
         device="cpu",
         timeout=0,

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.protocols import Cache, LanguageModel
+from specbench.protocols import LanguageModel
 from specbench.reference.faults.fault import Fault
 from specbench.reference.model import LlamaModel
 from specbench.reference.target import ReferenceTarget
 from specbench.steps import FlatTree, Steps
 from specbench.tree import DraftTree
-from specbench.types import Taps
 
 
 def _with_mask(change: Callable[[DraftTree, FlatTree], Tensor]) -> Callable[[Steps], Steps]:
@@ -70,29 +69,6 @@ def _no_root(tree: DraftTree, flat: FlatTree) -> Tensor:
     return mask
 
 
-def _one_layer(steps: Steps) -> Steps:
-    def forward(model: LanguageModel, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
-        return steps.forward(_SecondLayerUnmasked(model), flat, cache, taps=taps)
-
-    return replace(steps, forward=forward)
-
-
-class _SecondLayerUnmasked(LlamaModel):
-    """The same weights, but the second layer lets every row see the whole block."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        model = getattr(model, "_model", model)  # a counting wrapper hands its model on
-        if not isinstance(model, LlamaModel):
-            raise ValueError("this fault can be planted in reference.model only")
-        super().__init__(model.config, model._weights, name=model.name)
-
-    def _attention_weights(
-        self, q: Tensor, k: Tensor, block_mask: Tensor, q_positions: Tensor, k_positions: Tensor, layer: int
-    ) -> Tensor:
-        seen = torch.ones_like(block_mask) if layer == 1 else block_mask
-        return super()._attention_weights(q, k, seen, q_positions, k_positions, layer)
-
-
 def _rows_swapped(steps: Steps) -> Steps:
     def flatten(tree: DraftTree, prefix_len: int) -> FlatTree:
         flat = steps.flatten(tree, prefix_len)
@@ -115,6 +91,18 @@ def _with_attention(change: Callable[[LlamaModel], None]) -> Callable[[], Refere
         return faulty
 
     return lambda: ReferenceTarget(plant_model=plant)
+
+
+def _second_layer_unmasked(model: LlamaModel) -> None:
+    right = model._attention_weights
+
+    def attention_weights(
+        q: Tensor, k: Tensor, block_mask: Tensor, q_positions: Tensor, k_positions: Tensor, layer: int
+    ) -> Tensor:
+        seen = torch.ones_like(block_mask) if layer == 1 else block_mask
+        return right(q, k, seen, q_positions, k_positions, layer)
+
+    model._attention_weights = attention_weights  # type: ignore[method-assign]
 
 
 def _heads_modulo(model: LlamaModel) -> None:
@@ -180,7 +168,7 @@ FAULTS = (
         "the second layer ignores the mask inside the block, the others and the mask itself are right",
         "any draft",
         "tree.attention_weights",
-        _one_layer,
+        target=_with_attention(_second_layer_unmasked),
     ),
     Fault(
         "rows_swapped",

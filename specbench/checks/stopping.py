@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from specbench import claims
@@ -64,13 +65,19 @@ def check_min_tokens(subject: Subject, case: Case, record: ClaimRecord) -> None:
 
 
 def check_every_index(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """Every length limit crossed with every place of the end token, none included."""
+    """Every length limit crossed with every place of the end token, none included; then every least length with every
+    place of the end token, where the target honours one."""
     assert isinstance(case, GenerationCase)
     plain = subject.plain_text(case, case.prompt, case.max_new_tokens)
     for limit in range(1, case.max_new_tokens + 1):
         for eos_idx in range(-1, len(plain)):
             one = replace(case, max_new_tokens=limit, eos_idx=eos_idx)
             stop = NEVER_STOP if eos_idx < 0 else Stop((plain[eos_idx],))
+            judge_stopped(claims.StopIndexMismatch, subject, one, stop, record)
+    if "min_new_tokens" in subject.has:
+        for least, eos_idx in itertools.product(range(1, case.max_new_tokens), range(len(plain))):
+            one = replace(case, eos_idx=eos_idx)
+            stop = Stop((plain[eos_idx],), min_new_tokens=least)
             judge_stopped(claims.StopIndexMismatch, subject, one, stop, record)
 
 
