@@ -20,6 +20,7 @@ MAX_WORD = 500
 MAX_VERSIONS = 20
 MAX_LINE = 2_000  # longer replay strings are awkward in a shell: the failure names the file instead
 SCHEMA = 1
+_RUN_RECORD = re.compile(rb'\{\s*"schema":\s*1,\s*"target":')  # how one begins; it may be long, and has floats
 _CASE = re.compile(r"[A-Za-z0-9_,=.:/-]+")
 _CLAIM = re.compile(r"[a-z0-9_.]{1,80}")
 
@@ -66,7 +67,22 @@ def read_case_file(path: Path, *, name: str = "") -> CaseFile:
     try:
         return _case_file(read_json(path, max_bytes=MAX_BYTES))
     except ValueError as error:
+        if _is_run_record(path):
+            raise ValueError(
+                f"{name} is a run record, not a case file: the case of each failure is a file of its own, "
+                "in the folder cases beside the record (or where --specbench-cases said)"
+            ) from error
         raise ValueError(f"case file {name}: {error}") from error
+
+
+def _is_run_record(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return _RUN_RECORD.match(file.read(100)) is not None
+    except OSError:
+        return False
 
 
 def _case_file(data: Any) -> CaseFile:

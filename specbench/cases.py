@@ -16,6 +16,7 @@ from specbench.tree import DraftTree
 
 MAX_INTS = 100_000
 MAX_PREFIX, MAX_NODES = 16_384, 1_024  # of a `LongCase`
+NUM_FLAVOURS = 4  # of logits in a walk case
 MAX_REPLAY_CHARS = 1_000_000
 OWN_DRAFTERS = ("own_0", "own_1", "own_2", "own_3")  # the target's own, in the order of its `self_drafters`
 DRAFTERS = (
@@ -139,12 +140,16 @@ class CommitCase(Case):
 
 @dataclass(frozen=True)
 class WalkCase(Case):
-    """A tree and, for each node, the tokens that share the largest logit of its row; `vocab_size` columns."""
+    """A tree and, for each node, the tokens that share the largest logit of its row; `vocab_size` columns.
+
+    flavour: how the other logits look (see `checks.walk.walk_logits`).
+    """
 
     tokens: tuple[int, ...] = (0,)
     parents: tuple[int, ...] = (-1,)
     winners: tuple[tuple[int, ...], ...] = ((0,),)
     vocab_size: int = 2
+    flavour: int = 0
 
     @cached_property
     def tree(self) -> DraftTree:
@@ -264,13 +269,20 @@ class DrafterCase(Case):
 @dataclass(frozen=True)
 class BatchRequest:
     """One row of a batch: a prompt, a length, the script of its drafts (empty: none), an end token as in
-    `GenerationCase`, and the round before which it joins."""
+    `GenerationCase`, and the round before which it joins. Penalties of its own as in `ProcessorCase`, a stop sequence
+    and a least length as in `StopCase`: they count where the target honours them."""
 
     prompt: tuple[int, ...] = (0,)
     max_new_tokens: int = 1
     arrival: int = 0
     eos_idx: int = -1
     rounds: tuple[CommitRound, ...] = ()
+    repetition: int = 100
+    presence: int = 0
+    frequency: int = 0
+    stop_from: int = 0
+    stop_len: int = 0
+    min_new_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -346,6 +358,7 @@ _KINDS = {
         WalkBatchCase,
     )
 }
+ROW_ADDITIONS = ("repetition", "presence", "frequency", "stop_from", "stop_len", "min_new_tokens")
 NESTED = ("winners", "turns", "bans", "grammar")  # tuples of tuples of ints
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
 
@@ -440,16 +453,27 @@ def _decode_value(name: str, text: str, default: object) -> object:
 
 def _encode_request(one: BatchRequest) -> str:
     rounds = _encode_value(one.rounds) or "none"
-    return f"{_ints(one.prompt)}_{one.max_new_tokens}_{one.arrival}_{one.eos_idx}_{rounds}"
+    additions = _additions_of(one)
+    more = "" if additions == _additions_of(BatchRequest()) else f"_{_ints(additions)}"
+    return f"{_ints(one.prompt)}_{one.max_new_tokens}_{one.arrival}_{one.eos_idx}_{rounds}{more}"
+
+
+def _additions_of(one: BatchRequest) -> tuple[int, ...]:
+    return tuple(getattr(one, name) for name in ROW_ADDITIONS)
 
 
 def _decode_request(text: str) -> BatchRequest:
     parts = text.split("_")
-    if len(parts) != 5:
-        raise ValueError(f"replay string: row {text[:40]!r} must be prompt_length_arrival_end_rounds")
+    if len(parts) not in (5, 6):
+        raise ValueError(
+            f"replay string: row {text[:40]!r} must be prompt_length_arrival_end_rounds, or that and _additions"
+        )
     max_new_tokens, arrival, eos_idx = (_int("rows", one) for one in parts[1:4])
     rounds: Any = _decode_value("rounds", "" if parts[4] == "none" else parts[4], ())
-    return BatchRequest(_tuple("rows", parts[0]), max_new_tokens, arrival, eos_idx, rounds)
+    additions = _tuple("rows", parts[5]) if len(parts) == 6 else _additions_of(BatchRequest())
+    if len(additions) != len(ROW_ADDITIONS):
+        raise ValueError(f"replay string: row {text[:40]!r} must add {'.'.join(ROW_ADDITIONS)}")
+    return BatchRequest(_tuple("rows", parts[0]), max_new_tokens, arrival, eos_idx, rounds, *additions)
 
 
 def _decode_walk(text: str) -> Walk:
@@ -488,6 +512,7 @@ def _check(case: Case) -> None:
             _in_range("place", case.place, 0, len(case.prefix) + num_nodes, "a prefix token or a node")
     if isinstance(case, WalkCase):
         _in_range("vocab_size", case.vocab_size, 2, MAX_INTS, "a vocabulary")
+        _in_range("flavour", case.flavour, 0, NUM_FLAVOURS, "a flavour of logits")
         if len(case.winners) != case.tree.num_nodes:
             raise ValueError(
                 f"replay string: winners has {len(case.winners)} rows, must be {case.tree.num_nodes} (nodes)"
@@ -523,6 +548,8 @@ def _check(case: Case) -> None:
         for idx, row in enumerate(case.rows):
             _check(case.alone(idx))
             _in_range("arrival", row.arrival, 0, MAX_INTS, "a round")
+            _check_penalties(row)
+            _check_stop(row)
         if case.batch_layout not in BATCH_LAYOUTS:
             raise ValueError(
                 f"replay string: batch_layout = {case.batch_layout!r} must be one of {', '.join(BATCH_LAYOUTS)}"
@@ -554,12 +581,9 @@ def _check_drafter_case(case: DrafterCase) -> None:
 
 def _check_additions(case: GenerationCase) -> None:
     if isinstance(case, StopCase):
-        for name in ("stop_from", "stop_len", "min_new_tokens"):
-            _in_range(name, getattr(case, name), 0, MAX_INTS, "a number of tokens")
+        _check_stop(case)
     if isinstance(case, ProcessorCase):
-        _in_range("repetition", case.repetition, 1, MAX_INTS, "hundredths")
-        for name in ("presence", "frequency"):
-            _in_range(name, getattr(case, name), -MAX_INTS, MAX_INTS, "hundredths")
+        _check_penalties(case)
         for one in case.bans:
             if len(one) != 2 or one[0] < 0 or one[1] < 1:
                 raise ValueError(f"replay string: bans holds {list(one)}, must hold pairs first.length, length >= 1")
@@ -568,6 +592,17 @@ def _check_additions(case: GenerationCase) -> None:
                 raise ValueError(f"replay string: grammar holds {list(row)}, must hold token.state pairs by state")
             for after in row[1::2]:
                 _in_range("grammar", after, 0, len(case.grammar), "a state")
+
+
+def _check_stop(one: StopCase | BatchRequest) -> None:
+    for name in ("stop_from", "stop_len", "min_new_tokens"):
+        _in_range(name, getattr(one, name), 0, MAX_INTS, "a number of tokens")
+
+
+def _check_penalties(one: ProcessorCase | BatchRequest) -> None:
+    _in_range("repetition", one.repetition, 1, MAX_INTS, "hundredths")
+    for name in ("presence", "frequency"):
+        _in_range(name, getattr(one, name), -MAX_INTS, MAX_INTS, "hundredths")
 
 
 def _numbers(seed: int) -> Iterator[int]:

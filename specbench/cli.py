@@ -1,11 +1,13 @@
 """The command line: thin calls of pytest and of the library. Nothing is decided here, nothing heavy is imported early.
 
-Exit codes: 0 done, 1 impossible (a sentence on stderr says why), 2 the command line was wrong; `check` gives pytest's.
+Exit codes: 0 done, 1 impossible (a sentence on stderr says why), 2 the command line was wrong; `check` gives pytest's;
+141, as a shell shows it, when the reader of the output has left.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -14,9 +16,34 @@ import specbench
 from specbench import models
 
 SUITE = "specbench.suites.consistency"
+READER_LEFT = 141  # 128 + SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        try:
+            return _main(argv)
+        finally:
+            sys.stdout.flush()  # here, and not while Python ends, where nobody could catch what it raises
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        return READER_LEFT
+
+
+def _reader_left() -> bool:
+    """Whether stdout is the pipe that broke. What was still to be written there then goes nowhere."""
+    try:
+        print(flush=True)  # what failed to be written is not always kept, so that flushing alone may succeed
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return True
+    return False
+
+
+def _main(argv: Sequence[str] | None) -> int:
     args, pytest_args = _parser().parse_known_args(argv)
     if pytest_args and args.command != "check":
         args.parser.error(f"unrecognized arguments: {' '.join(pytest_args)}")

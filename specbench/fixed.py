@@ -275,7 +275,8 @@ def _spread(subject: Subject, profile: Profile) -> list[tuple[str, tuple[int, ..
 
 
 def _batch(subject: Subject, *, joins: bool) -> BatchCase:
-    """Three prompts of unequal length, the last without drafts. joins: one comes late, one meets an end token."""
+    """Three prompts of unequal length, the last without drafts, the second penalised. joins: one comes late, one meets
+    an end token behind its least length, the last a stop sequence."""
     rows = []
     for idx, (name, prompt) in enumerate(subject.bank.prompts[:3]):
         subject.used_prompts.add(name)
@@ -284,7 +285,12 @@ def _batch(subject: Subject, *, joins: bool) -> BatchCase:
         tokens = (0, *(_token(prompt, node, subject.vocab_size(0)) for node in range(1, len(parents))))
         rounds = (CommitRound(tokens, parents, len(parents) - 1), CommitRound(tokens, parents, 0))
         eos_idx = 3 if joins and idx == 0 else -1
-        rows.append(BatchRequest(prompt, 6 - idx, idx % 2 * joins, eos_idx, rounds[: 2 - 2 * (idx == 2)]))
+        row = BatchRequest(prompt, 6 - idx, idx % 2 * joins, eos_idx, rounds[: 2 - 2 * (idx == 2)])
+        if idx == 1:
+            row = replace(row, repetition=130, frequency=50)
+        if joins:
+            row = replace(row, min_new_tokens=2 * (idx == 0), stop_from=idx // 2, stop_len=idx // 2 * 2)
+        rows.append(row)
     return BatchCase(rows=tuple(rows), cache=subject.cache_kinds[0], batch_layout=subject.batch_layouts[-1])
 
 

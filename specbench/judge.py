@@ -30,7 +30,7 @@ from specbench.claims import CLAIMS, Claim, Facts, Misbehaviour, Violation
 from specbench.clock import Clock
 from specbench.failures import render
 from specbench.fixed import fixed_cases, sweep_cases
-from specbench.loading import Target, TargetError
+from specbench.loading import Target, TargetError, replayable
 from specbench.machines import MAX_OPS, machine_for
 from specbench.models import DEFAULT_MODEL
 from specbench.profiles import Profile
@@ -308,7 +308,7 @@ class RunSession:
 
     @property
     def _command(self) -> list[str]:
-        return ["specbench", "check", *([] if self.target.is_reference else [self.target.name])]
+        return ["specbench", "check", *([] if self.target.is_reference else [replayable(self.target.name)])]
 
     def _reduced(self, violation: Violation, claim: Claim, subject: Subject, case: Case) -> tuple[Case, Violation]:
         """The smallest case that fails in the same way, and how it fails."""

@@ -208,6 +208,14 @@ def _checked(target: Target) -> Target:
     return target
 
 
+def replayable(name: str) -> str:
+    """The name of a target as it can be typed in any folder: a file by its whole path."""
+    place, colon, attribute = name.rpartition(":")
+    if place.endswith(".py") and not name.startswith("cmd:"):
+        return f"{Path(place).resolve()}{colon}{attribute}"
+    return name
+
+
 def capabilities(adapter: Any, name: str) -> frozenset[str]:
     """What an adapter can do, as the words that claims need. TargetError on a method with another signature."""
     found: set[str] = set()

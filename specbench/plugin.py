@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 import os
 import random
 import sys
@@ -23,7 +24,7 @@ from specbench.claims import CLAIMS
 from specbench.exit_codes import FAILED
 from specbench.gate import Gate
 from specbench.ledger import Ledger, load_ledger
-from specbench.models import DEFAULT_MODEL
+from specbench.models import DEFAULT_MODEL, unknown_name
 from specbench.profiles import PROFILES, profile_named
 from specbench.record import BUG, NOT_TESTED, RunRecord, footer, table
 from specbench.redact import Redactor
@@ -43,6 +44,8 @@ REPLAY_SEED = pytest.StashKey["int | None"]()  # the seed that a case file names
 
 MAX_CAPTURED = 20_000  # characters of what a target printed or of a message it had a part in, and of one sentence
 MAX_SENTENCE = 2_000
+USUAL_MEMORY = 16.0  # GiB
+MAX_MEMORY = 2**30  # GiB; a system counts bytes in 63 bits
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,7 +83,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--specbench-memory",
         metavar="GIB",
         type=float,
-        default=16.0,
         help="with --specbench-isolate, what the target's process may allocate (default 16); 0 for no limit",
     )
     group.addoption(
@@ -91,7 +93,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--specbench-require",
         metavar="CLAIMS_OR_LEVEL",
-        default="",
         help="claim ids (globs allowed) or levels, comma-separated, for which NOT TESTED fails",
     )
     group.addoption(
@@ -128,6 +129,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "claim(id): the specbench claim that a test judges")
     _register_profiles()
+    _check_profile(config)
+    _check_limits(config)
     _name_the_target(config)
     config.stash[REQUIRED] = _required_claims(config.getoption("--specbench-require"))
     try:
@@ -197,11 +200,42 @@ def _register_profiles() -> None:
         settings.register_profile(one.name, max_examples=one.max_examples, derandomize=False, database=None)
 
 
-def _required_claims(text: str) -> list[str]:
+def _check_profile(config: pytest.Config) -> None:
+    """Hypothesis would end the run with a traceback when it does not know --hypothesis-profile."""
+    from hypothesis import settings
+    from hypothesis.errors import InvalidArgument
+
+    name = config.getoption("hypothesis_profile", None)
+    hooks = config.hook.pytest_configure.get_hookimpls()
+    if not name or any(os.path.basename(one.plugin_name) == "conftest.py" for one in hooks):
+        return  # a conftest's own pytest_configure comes after ours and may still register it
+    try:
+        settings.get_profile(name)
+    except InvalidArgument as error:
+        known = dict.fromkeys([*PROFILES, *getattr(settings, "_profiles", ())])  # Hypothesis has no public list
+        raise pytest.UsageError(f"--hypothesis-profile: {unknown_name('profile', name, known)}") from error
+
+
+def _check_limits(config: pytest.Config) -> None:
+    timeout, memory = config.getoption("--specbench-timeout"), config.getoption("--specbench-memory")
+    if not 0 <= timeout < math.inf:
+        raise pytest.UsageError(f"--specbench-timeout {timeout:g} must be >= 0 and finite (seconds; 0 for no limit)")
+    if memory is None:
+        return
+    if not 0 <= memory < MAX_MEMORY:
+        raise pytest.UsageError(f"--specbench-memory {memory:g} must be >= 0 and < 2**30 (GiB; 0 for no limit)")
+    if not config.getoption("--specbench-isolate"):
+        raise pytest.UsageError("--specbench-memory needs --specbench-isolate: it limits the target's own process")
+
+
+def _required_claims(text: str | None) -> list[str]:
+    if text is None:
+        return []
+    words = [one.strip() for one in text.split(",") if one.strip()]
+    if not words:
+        raise pytest.UsageError("--specbench-require is empty: it must name claims (globs allowed) or levels")
     required: list[str] = []
-    for word in (one.strip() for one in text.split(",")):
-        if not word:
-            continue
+    for word in words:
         if word.isdigit():
             found = [claim.id for claim in CLAIMS.values() if claim.level == int(word)]
         else:
@@ -272,8 +306,6 @@ def _isolated(config: pytest.Config, name: str | None) -> IsolatedSession:
     from specbench.isolation import IsolatedSession
 
     memory = config.getoption("--specbench-memory")
-    if memory < 0:
-        raise ValueError(f"--specbench-memory {memory:g} must be >= 0 (GiB; 0 for no limit)")
     return IsolatedSession(
         name,
         model=config.getoption("--specbench-model"),
@@ -281,14 +313,22 @@ def _isolated(config: pytest.Config, name: str | None) -> IsolatedSession:
         seed=_seed(config),
         device=config.getoption("--specbench-device"),
         timeout=config.getoption("--specbench-timeout"),
-        memory=memory,
+        memory=USUAL_MEMORY if memory is None else memory,
     )
 
 
 def _seed(config: pytest.Config) -> int:
     seed = config.getoption("hypothesis_seed", None)
     seed = config.stash[REPLAY_SEED] if seed is None else seed
-    return random.SystemRandom().randrange(2**32) if seed is None else int(seed)
+    if seed is None:
+        return random.SystemRandom().randrange(2**32)
+    try:
+        number = int(seed)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 2**64:
+        raise ValueError(f"--hypothesis-seed {plain(str(seed), 40)!r} must be a whole number >= 0 and < 2**64")
+    return number
 
 
 def _unusable(config: pytest.Config, sentence: str) -> pytest.UsageError:

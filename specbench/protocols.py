@@ -31,8 +31,9 @@ class Generator(Protocol):
     """Level 1: a whole decoder.
 
     Optional: `generate_batch(requests: list[Request])`, one answer per request as `generate` gives it; `session()`, an
-    object whose `generate` appends its prompt to the text so far and goes on; `features`, a tuple that names what is
-    honoured in `sampling` and `stop` (see `loading.FEATURES`).
+    object whose `generate` appends its prompt to the text so far and goes on (penalties and stop rules count that
+    turn's output alone); `features`, a tuple that names what is honoured in `sampling` and `stop` (see
+    `loading.FEATURES`).
     """
 
     def generate(

@@ -15,16 +15,34 @@ from specbench.claims import CLAIMS, VIOLATIONS
 
 WITHHELD = "details withheld by --specbench-redact"
 # Words behind which a number is a place and no token, and words before which it is a count.
-_PLACES = r"node|row|layer|round|rank|page|step|depth|position|head|instance|model|index|slot|level|length|at\ token"
-_COUNTS = "tokens|rows|nodes|rounds|layers|pages|characters|bytes|generations|cases|more"
+_PLACES = (
+    "node|row|layer|round|rank|page|step|depth|position|head|instance|model|index|slot|level|length|operation|"
+    r"at\ token"
+)
+_COUNTS = (
+    "tokens|rows|nodes|rounds|layers|levels|pages|characters|bytes|generations|cases|requests|drafts|times|more|"
+    r"kept\ tokens"
+)
+_MEASURES = r"off\ by|moved\ by|differ\ by|margin|probability|threshold|within"
 _NUMBERS = re.compile(
     rf"""(?P<keep>
-        \b(?:{_PLACES})s?\ (?:\[[-0-9,\ ]*\]|[0-9]+(?:\.\.[0-9]+)?)(?![0-9.]*[0-9])   # node 2, nodes [0, 2]
+        \b(?:{_PLACES})s?\ (?:\[[-0-9,\ ]*\]|[0-9]+(?:\.\.[0-9]+|\ of\ [0-9]+)?)(?![0-9.]*[0-9])  # node 2, row 1 of 3
       | \b(?:path|shape)\ \[[-0-9,\ ]*\]                                              # of nodes, of sizes
+      | \bpieces\ of\ \[[-0-9,\ ]*\] | \[[-0-9,\ ]*\]\ by\ (?:round|forward)\b           # of lengths, of counts
       | \bprefix\ [0-9]+\.\.[0-9]+
+      | \btree\ [0-9]+\ of\ [0-9]+\b | \bfrom\ token\ [0-9]+\ on\b | \bmax_(?:nodes|depth)\ =\ [0-9]+\b
+      | \bamong\ the\ first\ [0-9]+(?![0-9.]) | \bthe\ last\ [0-9]+\ to\ [0-9]+\ rows\b
+      | \(window\ [0-9]+,\ [0-9]+\ committed\)
+      | \b[0-9]+\ a\ page\b | \bat\ most\ [0-9]+\ for\ the\ prompt\b | \bthe\ output\ has\ [0-9]+(?![0-9.])
+      | \baccepts\ (?:[0-9]+|plain\ step)(?:,\ (?:[0-9]+|plain\ step))*\b
       | \b(?:fp|bf|float|bfloat|int|uint)[0-9]+\b
       | (?<![\w.])-?[0-9]+(?:\.[0-9]+(?:e[+-]?[0-9]+)?|e[+-]?[0-9]+)(?![\w.]*[0-9])    # 0.91, 5.5e-09
-      | (?<![\w.])[0-9]+\ (?:{_COUNTS})\b | (?<![\w.])[0-9]+\ %
+      | \b(?:{_MEASURES})\ [0-9]+(?![\w.]*[0-9])
+      # A count, and in the same clause what it must be: 3 pages are in use after round 2, must be 4.
+      | (?<![\w.])[0-9]+\ (?:{_COUNTS})\b
+        (?:,?\ (?:(?:round|operation)\ [0-9]+|[0-9]+\ (?:{_COUNTS})|\(sequence\ [0-9]+\)|[a-z_]+)(?![\w]))*
+        ,\ must\ (?:be|have|hold)\ (?:at\ (?:least|most)\ )?[0-9]+(?![\w.]*[0-9]|\ \(argmax|\ below)
+      | (?<![\w.])(?:[0-9]+\ of\ )?[0-9]+\ (?:{_COUNTS})\b | (?<![\w.])[0-9]+\ %
     ) | (?P<mask>[0-9]+)""",
     re.VERBOSE,
 )

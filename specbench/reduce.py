@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from specbench.cases import (
+    ROW_ADDITIONS,
     TOKEN_OPS,
     BatchCase,
     BatchRequest,
@@ -127,17 +128,29 @@ def _smaller_batches(case: BatchCase) -> Iterator[Case]:
             yield _with(case, rows=_without(rows, [idx]))
     for idx, row in enumerate(rows):
         smaller = [
-            BatchRequest(one.prompt, one.max_new_tokens, row.arrival, one.eos_idx, one.rounds)
+            replace(row, prompt=one.prompt, max_new_tokens=one.max_new_tokens, eos_idx=one.eos_idx, rounds=one.rounds)
             for one in smaller_cases(case.alone(idx))
             if isinstance(one, GenerationCase)
         ]
         smaller += [replace(row, arrival=lower) for lower in sorted({0, row.arrival // 2}) if lower < row.arrival]
         smaller.append(replace(row, eos_idx=-1))
+        smaller += _fewer_row_additions(row)
         for one in smaller:
             if one != row:  # else it was the model or the cache that had become smaller
                 yield _with(case, rows=(*rows[:idx], one, *rows[idx + 1 :]))
     if case.batch_layout != "packed":
         yield _with(case, batch_layout="packed")
+
+
+def _fewer_row_additions(row: BatchRequest) -> Iterator[BatchRequest]:
+    """No penalty, no stop sequence, no least length; then a lower one of the last two."""
+    for name in ROW_ADDITIONS:
+        yield replace(row, **{name: getattr(BatchRequest, name)})
+    for name in ("stop_from", "stop_len", "min_new_tokens"):
+        value = getattr(row, name)
+        for lower in sorted({value // 2, value - 1}):
+            if 0 < lower < value:
+                yield replace(row, **{name: lower})
 
 
 def _smaller_walk_batches(case: WalkBatchCase) -> Iterator[Case]:
@@ -250,7 +263,17 @@ def _shorter_prompts(case: Case) -> Iterator[Case]:
 
 
 def _lower_numbers(case: Case) -> Iterator[Case]:
-    for name in ("max_new_tokens", "cut", "eos_idx", "stop_from", "stop_len", "min_new_tokens", "keep", *BUDGETS):
+    for name in (
+        "max_new_tokens",
+        "cut",
+        "eos_idx",
+        "stop_from",
+        "stop_len",
+        "min_new_tokens",
+        "keep",
+        "flavour",
+        *BUDGETS,
+    ):
         value = getattr(case, name, 0)
         lowest = 1 if name in ("max_new_tokens", "stop_len") else 0
         for lower in sorted({lowest, value // 2, value - 1}):

@@ -24,7 +24,8 @@ class FlatTree:
     """A tree laid out as the rows of one forward.
 
     tokens, position_ids, node_of_row: int64 [M]. mask: bool [M, M], True where a row sees another row of this forward;
-    every row sees the whole prefix. row_of_node: int64 [N], the row whose logits, keys and values stand for a node.
+    every row sees the whole prefix. Ancestors stand before their descendants. row_of_node: int64 [N], the row whose
+    logits, keys and values stand for a node.
     """
 
     tokens: Tensor

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from specbench.cases import (
     LONG_SHAPES,
+    NUM_FLAVOURS,
     OWN_DRAFTERS,
+    ROW_ADDITIONS,
     BatchCase,
     BatchRequest,
     Case,
@@ -43,6 +45,8 @@ MAX_DRAFTS = 64
 # `lists`, where a copy shifts all that follows: both made many trees tiny. Rising, so that cases shrink.
 SIZES = (*range(7), *(size for size in range(7, 23) for _ in range(4)), *range(24, MAX_DRAFTS + 1, 4))
 BATCH_SIZES = (1, *(2,) * 4, *(3,) * 4, *(4,) * 2)
+# Repetition, presence and frequency of a row, in hundredths: none, or so large that its neighbour's would show.
+ROW_PENALTIES = ((100, 0, 0), (180, 0, 0), (100, 300, 0), (100, 0, 300), (130, 50, -300))
 PROMPT_LENGTHS = (*(length for length in range(1, 13) for _ in range(4)), *range(14, 41, 2))
 SHAPES = (*("ragged",) * 3, *("deep",) * 2, *("kary",) * 2, "chain", "star")
 
@@ -176,9 +180,12 @@ def paged_cases(draw: Draw, subject: Subject) -> CommitCase:
 def walk_cases(
     draw: Draw, subject: Subject, *, vocab_size: int | None = None, max_drafts: int = MAX_DRAFTS
 ) -> WalkCase:
-    """Trees with the winners of each row; most rows let one of the node's children win, some tie, some let none."""
+    """Trees with the winners of each row; most rows let one of the node's children win, some tie, some let none. In one
+    case of four every row lets its first child win, so that long paths are accepted whole."""
     if vocab_size is None:
-        vocab_size = draw(st.integers(2, 9), label="vocabulary")
+        vocab_size = draw(st.sampled_from([*range(2, 10), 17, 40, 300]), label="vocabulary")
+    flavour = draw(st.integers(0, NUM_FLAVOURS - 1), label="flavour of logits")
+    all_win = draw(st.integers(0, 3), label="all first children win") == 3
     tokens, parents = draw(trees(vocab_size, root=0, max_drafts=max_drafts))
     by_text: dict[tuple[int, ...], tuple[int, ...]] = {}
     texts: list[tuple[int, ...]] = [()]
@@ -190,19 +197,23 @@ def walk_cases(
         pick = draw(st.integers(0, 3 * vocab_size - 1), label=f"argmax {node}")  # two thirds name a child
         first = children[pick % len(children)] if children and pick >= vocab_size else pick % vocab_size
         tie = draw(st.integers(0, 3), label=f"tied with {node}")  # 0: no tie
+        if all_win and children:
+            first, tie = children[0], 0
         tied = [(first + tie) % vocab_size] if tie else []
         # Duplicate siblings spell the same text, so a model gives them the same row.
         by_text.setdefault(texts[node], tuple(sorted({first, *tied})))
         winners.append(by_text[texts[node]])
-    return WalkCase(tokens=tokens, parents=parents, winners=tuple(winners), vocab_size=vocab_size)
+    return WalkCase(tokens=tokens, parents=parents, winners=tuple(winners), vocab_size=vocab_size, flavour=flavour)
 
 
 @st.composite
 def generation_cases(
-    draw: Draw, subject: Subject, *, always_wrong: bool = False, max_tokens: int = 16
+    draw: Draw, subject: Subject, *, always_wrong: bool = False, max_tokens: int = 16, model: int | None = None
 ) -> GenerationCase:
     """A prompt, a drafter's script and a length. Scripts mix full, partial and no acceptance."""
     place = draw(places(subject))
+    if model is not None:
+        place["model"] = model
     vocab_size = subject.vocab_size(place["model"])
     prompt = draw(prompts(vocab_size))
     max_new_tokens = draw(st.integers(1, max_tokens), label="max_new_tokens")
@@ -217,33 +228,46 @@ def generation_cases(
 
 @st.composite
 def walk_batch_cases(draw: Draw, subject: Subject) -> WalkBatchCase:
-    """One to four trees of unequal size, the root alone among them."""
+    """One to four trees of unequal size. Every third is the root alone: a plain step beside rows that draft."""
     vocab_size = draw(st.integers(2, 9), label="vocabulary")
     walks = []
     for _ in range(draw(st.sampled_from(BATCH_SIZES), label="trees")):
-        one = draw(walk_cases(subject, vocab_size=vocab_size, max_drafts=24))
+        max_drafts = draw(st.sampled_from((24, 24, 0)), label="largest tree")
+        one = draw(walk_cases(subject, vocab_size=vocab_size, max_drafts=max_drafts))
         walks.append(Walk(one.tokens, one.parents, one.winners))
     return WalkBatchCase(walks=tuple(walks), vocab_size=vocab_size)
 
 
 @st.composite
 def batch_cases(draw: Draw, subject: Subject, *, joins: bool) -> BatchCase:
-    """One to four requests with prompts, lengths and drafts of their own, some without drafts. joins: some arrive late,
-    some meet an end token."""
+    """One to four requests with prompts, lengths, drafts and penalties of their own, some without; a quarter of the
+    batches has no penalties at all. joins: some arrive late, meet an end token or a stop sequence, have a least
+    length; or all are there, the first is soon done and the others have far to go, so that they must close up."""
     place = draw(places(subject))
     place["model"] = draw(st.sampled_from(_models_with_rows(subject)), label="model of the batch")
     vocab_size = subject.vocab_size(place["model"])
     rows = []
+    penalties = draw(st.sampled_from((ROW_PENALTIES[:1], *(ROW_PENALTIES,) * 3)), label="penalties")
+    closes_up = joins and draw(st.booleans(), label="the first row ends first")
     for row in range(draw(st.sampled_from(BATCH_SIZES), label="rows")):
         prompt = draw(prompts(vocab_size))
-        max_new_tokens = draw(st.integers(1, 10), label=f"length of row {row}")
+        lengths = (range(6, 11) if row else range(1, 3)) if closes_up else range(1, 11)
+        max_new_tokens = draw(st.sampled_from(lengths), label=f"length of row {row}")
         rounds = []
         for _ in range(draw(st.integers(0, 2), label=f"rounds of row {row}") if "build" in subject.has else 0):
             tokens, parents = draw(trees(vocab_size, root=0, max_drafts=12))
             rounds.append(CommitRound(tokens, parents, draw(st.integers(0, len(tokens) - 1), label="accept")))
-        arrival = draw(st.integers(0, 4), label=f"arrival of row {row}") if joins else 0
-        eos_idx = draw(st.sampled_from((*(-1,) * 4, *range(8))), label=f"end token of row {row}") if joins else -1
-        rows.append(BatchRequest(prompt, max_new_tokens, arrival, eos_idx, tuple(rounds)))
+        arrival = draw(st.sampled_from((0, 0, 1, 2, 4)), label=f"arrival of row {row}") if joins else 0
+        eos_idx = draw(st.sampled_from((*(-1,) * 8, *range(8))), label=f"end token of row {row}") if joins else -1
+        drawn = draw(st.sampled_from(penalties), label=f"penalties of row {row}")
+        additions = dict(zip(ROW_ADDITIONS, drawn, strict=False))
+        if joins:
+            additions["stop_from"] = draw(st.integers(0, 7), label=f"stop sequence of row {row} from")
+            additions["stop_len"] = draw(st.sampled_from((0, 0, 0, 1, 2)), label=f"its length in row {row}")
+            additions["min_new_tokens"] = draw(st.sampled_from((0, 0, 3, 6)), label=f"least length of row {row}")
+        if closes_up:  # what was drawn is dropped, so that a case without it is no longer to Hypothesis
+            arrival, eos_idx, additions = 0, -1, dict(zip(ROW_ADDITIONS, drawn, strict=False))
+        rows.append(BatchRequest(prompt, max_new_tokens, arrival, eos_idx, tuple(rounds), **additions))
     batch_layout = draw(st.sampled_from(subject.batch_layouts), label="batch layout")
     return BatchCase(**place, rows=tuple(rows), batch_layout=batch_layout)
 
@@ -271,21 +295,43 @@ def stop_cases(draw: Draw, subject: Subject, *, max_tokens: int = 16) -> StopCas
 def turn_cases(draw: Draw, subject: Subject, *, min_added: int) -> StopCase:
     """One to three texts beside the prompt: later turns, which may add nothing, or other requests."""
     case = draw(generation_cases(subject, max_tokens=8))
-    vocab_size = subject.vocab_size(case.model)
     turns = tuple(
-        tuple(
-            draw(st.integers(0, vocab_size - 1), label=f"turn {turn}, token {idx}")
-            for idx in range(draw(st.sampled_from(range(min_added, 13)), label=f"length of turn {turn}"))
-        )
-        for turn in range(draw(st.integers(1, 3), label="turns"))
+        draw(_turns(subject.vocab_size(case.model), case.prompt, min_added=min_added))
+        for _ in range(draw(st.integers(1, 3), label="turns"))
     )
-    return _extended(StopCase, replace(case, eos_idx=draw(st.integers(-1, 7), label="end token")), turns=turns)
+    return _extended(
+        StopCase,
+        replace(case, eos_idx=draw(st.integers(-1, 7), label="end token")),
+        stop_from=draw(st.integers(0, 7), label="stop sequence from"),
+        stop_len=draw(st.integers(0, 2), label="stop sequence length"),
+        min_new_tokens=draw(st.integers(0, 4), label="least length"),
+        turns=turns,
+    )
+
+
+@st.composite
+def _turns(draw: Draw, vocab_size: int, prompt: tuple[int, ...], *, min_added: int) -> tuple[int, ...]:
+    """Any tokens, or the prompt with its beginning or its end changed: a cache that looks at the length and a part of a
+    text takes the one for the other."""
+    near = draw(st.sampled_from(["no", "same beginning", "same end"]), label="near copy of the prompt")
+    if near != "no":
+        cut = draw(st.sampled_from(range(len(prompt) + 1)), label="where the copy changes")
+        shift = draw(st.integers(1, vocab_size - 1), label="shift")
+        other = tuple((token + shift) % vocab_size for token in prompt)
+        return (*prompt[:cut], *other[cut:]) if near == "same beginning" else (*other[:cut], *prompt[cut:])
+    return tuple(
+        draw(st.integers(0, vocab_size - 1), label=f"token {idx}")
+        for idx in range(draw(st.sampled_from(range(min_added, 13)), label="length"))
+    )
 
 
 @st.composite
 def penalty_cases(draw: Draw, subject: Subject) -> ProcessorCase:
-    """Each penalty alone or with others, large enough to change what is said."""
-    case = draw(generation_cases(subject))
+    """Each penalty alone or with others, large enough to change what is said. One in three is over the smallest
+    vocabulary, where all logits of a row are often negative."""
+    sizes = [subject.vocab_size(idx) for idx in range(subject.bank.num_models)]
+    smallest = draw(st.integers(0, 2), label="smallest vocabulary") == 2
+    case = draw(generation_cases(subject, model=sizes.index(min(sizes)) if smallest else None))
     hundredths = st.sampled_from([0, 50, 150, 300, -100])
     return _extended(
         ProcessorCase,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from random import Random
 from types import SimpleNamespace
@@ -325,6 +326,12 @@ EXAMPLES = {
         ),
         batch_layout="left_padded",
     ),
+    "BatchCase,rows=0_1_0_-1_none_130.-50.150.3.2.4__0_1_0_-1_none": BatchCase(
+        rows=(
+            BatchRequest(repetition=130, presence=-50, frequency=150, stop_from=3, stop_len=2, min_new_tokens=4),
+            BatchRequest(),
+        )
+    ),
     "WalkBatchCase,walks=0.1:-1.0:0.2_1/0:-1:0,vocab_size=3": WalkBatchCase(
         walks=(Walk((0, 1), (-1, 0), ((0, 2), (1,))), Walk()), vocab_size=3
     ),
@@ -338,6 +345,9 @@ def test_a_batch_travels_in_one_word(text: str) -> None:
 
 BAD = {
     "BatchCase,rows=1_2": "row '1_2' must be prompt_length_arrival_end_rounds",
+    "BatchCase,rows=1_1_0_-1_none_130.0": "must add repetition.presence.frequency.stop_from.stop_len.min_new_tokens",
+    "BatchCase,rows=1_1_0_-1_none_0.0.0.0.0.0": "repetition = 0 must be >= 1",
+    "BatchCase,rows=1_1_0_-1_none_100.0.0.0.-1.0": "stop_len = -1 must be >= 0",
     "BatchCase,rows=1_1_-1_-1_none": "arrival = -1 must be >= 0",
     "BatchCase,rows=1_1_0_-2_none": "eos_idx = -2 must be >= -1",
     "BatchCase,rows=_1_0_-1_none": "prompt must hold at least one token id >= 0",
@@ -417,6 +427,10 @@ def num_rows(case: Any) -> int:
     return len(case.rows if isinstance(case, BatchCase) else case.walks)
 
 
+def is_plain(row: BatchRequest) -> bool:
+    return (row.repetition, row.presence, row.frequency) == (100, 0, 0)
+
+
 ODD: dict[str, tuple[str, Callable[[BatchCase], bool]]] = {
     "unequal prompts": ("batch.solo", lambda case: len({len(row.prompt) for row in case.rows}) > 1),
     "a row without drafts beside one with": ("batch.solo", lambda case: len({not row.rounds for row in case.rows}) > 1),
@@ -424,6 +438,13 @@ ODD: dict[str, tuple[str, Callable[[BatchCase], bool]]] = {
     "left padding": ("batch.solo", lambda case: case.batch_layout == "left_padded"),
     "a late row beside an early one": ("batch.join", lambda case: len({row.arrival for row in case.rows}) > 1),
     "an end token beside none": ("batch.join", lambda case: len({row.eos_idx < 0 for row in case.rows}) > 1),
+    "a penalised row beside one that is not": ("batch.solo", lambda case: len(set(map(is_plain, case.rows))) > 1),
+    "no penalties": ("batch.solo", lambda case: all(map(is_plain, case.rows))),
+    "a stop sequence beside none": ("batch.join", lambda case: len({not row.stop_len for row in case.rows}) > 1),
+    "an end token behind a least length": (
+        "batch.join",
+        lambda case: any(row.eos_idx >= 0 and row.min_new_tokens for row in case.rows),
+    ),
     "unequal lengths": ("batch.join", lambda case: len({row.max_new_tokens for row in case.rows}) > 1),
 }
 
@@ -432,6 +453,20 @@ ODD: dict[str, tuple[str, Callable[[BatchCase], bool]]] = {
 def test_a_tenth_of_the_batches_has_it(what: str) -> None:
     claim, has = ODD[what]
     assert sum(map(has, drawn(claim))) >= len(drawn(claim)) / 10
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_a_root_alone_stands_behind_another_tree_within_a_quick_run(number: int) -> None:
+    cases: list[WalkBatchCase] = []
+
+    @seed(number)
+    @settings(max_examples=PROFILES["quick"].max_examples, phases=[Phase.generate], **QUIET)
+    @given(strategy_for("verify.batch", subject()))
+    def collect(case: WalkBatchCase) -> None:
+        cases.append(case)
+
+    collect()
+    assert any(len(walk.parents) == 1 for case in cases for walk in case.walks[1:] if len(case.walks[0].parents) > 1)
 
 
 def test_no_batch_is_drawn_over_a_model_that_keeps_states() -> None:
@@ -457,6 +492,11 @@ def test_on_a_real_model_three_ragged_prompts_are_a_batch_with_one_row_without_d
         (22, False, 0),
     ]
     assert [(row.arrival, row.eos_idx) for row in late[0].rows] == [(0, 3), (1, -1), (0, -1)]
+    assert [(row.min_new_tokens, row.repetition, row.stop_len) for row in late[0].rows] == [
+        (2, 100, 0),
+        (0, 130, 0),
+        (0, 100, 2),
+    ]
     assert decode(encode(late[0])) == late[0]
 
 
@@ -471,6 +511,21 @@ def test_a_batch_is_made_smaller_by_rows_and_by_what_is_in_a_row() -> None:
         "no padding": BatchCase(rows=case.rows),
     }
     assert {name for name, smaller in expected.items() if smaller not in found} == set()
+
+
+def test_a_row_is_made_smaller_by_what_it_adds() -> None:
+    row = BatchRequest((5,), 3, 2, 1, (), 130, 50, -100, 3, 2, 4)
+    found = {one.rows[0] for one in smaller_cases(BatchCase(rows=(row,))) if isinstance(one, BatchCase)}
+    fewer = [
+        {"repetition": 100},
+        {"presence": 0},
+        {"frequency": 0},
+        {"stop_from": 2},
+        {"stop_len": 0},
+        {"min_new_tokens": 2},
+    ]
+    assert [one for one in fewer if replace(row, **one) not in found] == []
+    assert all(one.repetition == 130 for one in found if one.prompt != row.prompt)
 
 
 def test_a_batch_of_trees_is_made_smaller_by_trees_and_by_nodes() -> None:
@@ -501,6 +556,38 @@ def test_the_reference_holds_and_its_tokens_are_counted(claim: str) -> None:
 
 def served(one: Subject) -> list[Generation]:
     return one.open(JUDGED).generate_batch([request_of(one, JUDGED, idx) for idx in range(3)])
+
+
+ADDED = BatchCase(rows=(BatchRequest((3, 1, 4), 8, 0, 2, (), 130, 50, 150, 4, 2, 3), BatchRequest((5,), 3)))
+
+
+def test_a_row_asks_for_penalties_and_stops_where_the_target_honours_them() -> None:
+    """Both stops are taken from what plain decoding says under the row's own penalties."""
+    sampling = Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=1.5)
+    text = subject().plain_text(ADDED.alone(0), (3, 1, 4), 8, sampling=sampling)
+    stop = Stop((text[2],), stop_sequences=(text[4:6],), min_new_tokens=3)
+    assert request_of(subject(), ADDED, 0) == Request((3, 1, 4), 8, sampling=sampling, stop=stop)
+    greedy = subject().plain_text(ADDED.alone(0), (3, 1, 4), 8)
+    assert request_of(subject_of(Foreign()), ADDED, 0) == Request((3, 1, 4), 8, stop=Stop((greedy[2],)))
+    assert request_of(subject(), ADDED, 1) == Request((5,), 3)
+
+
+@pytest.mark.parametrize("ignored", ["sampling", "stop"])
+def test_a_batch_that_ignores_what_a_row_asks_for_is_found(ignored: str) -> None:
+    class Ignoring(Decoder):
+        @property
+        def generate_batch(self) -> Any:
+            serve, usual = super().generate_batch, {"sampling": Sampling(), "stop": Stop()}[ignored]
+            return lambda requests: serve([replace(one, **{ignored: usual}) for one in requests])
+
+    CHECKS["batch.join"](subject(), ADDED, ClaimRecord("batch.join", "tiny-fp64"))
+    ignoring = subject_of(ReferenceTarget(decoder=Ignoring))
+    sentence = {
+        "sampling": "output ",
+        "stop": "end token 8 is emitted at token 2, must not be among the first 3",
+    }[ignored]
+    with pytest.raises(JoinMismatch, match=re.escape(f"row 0 of 2, prompt [3, 1, 4]: {sentence}")):
+        CHECKS["batch.join"](ignoring, ADDED, ClaimRecord("batch.join", "tiny-fp64"))
 
 
 class Foreign:
@@ -619,6 +706,8 @@ STILL_HOLDS = {
     "stale_slots": ["verify.batch"],
     "neighbours_cache": ["batch.solo"],
     "first_rows_stop": ["batch.solo"],
+    "stale_sampling": ["verify.batch", "processors.penalties"],
+    "root_reads_before": ["greedy.walk"],
     "batch_minimum": ["greedy.walk"],
     "padding_accepted": ["greedy.walk"],
 }

@@ -13,6 +13,7 @@ import pytest
 from specbench.case_files import CaseFile, case_file_name, is_case_file, read_case_file
 from specbench.cases import CommitCase, CommitRound, TreeCase, encode
 from specbench.judge import parse_replay
+from specbench.record import RunRecord
 
 CASE = TreeCase(prompt=(3, 1), tokens=(1, 5, 9), parents=(-1, 0, 0))
 EXAMPLE = CaseFile(
@@ -136,6 +137,16 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
 def test_a_hostile_file_is_refused_in_one_sentence(kind: str, tmp_path: Path) -> None:
     text, sentence = REFUSED[kind]
     assert refusal(text, tmp_path) == sentence
+
+
+def test_a_run_record_is_told_from_a_case_file(tmp_path: Path) -> None:
+    RunRecord("mine.py:Adapter", "0.1.0", "quick", 7, seconds={"target": 0.5}).write(tmp_path / "report.json")
+    with pytest.raises(ValueError) as error:
+        read_case_file(tmp_path / "report.json", name="report.json")
+    assert str(error.value) == (
+        "report.json is a run record, not a case file: the case of each failure is a file of its own, "
+        "in the folder cases beside the record (or where --specbench-cases said)"
+    )
 
 
 def test_a_path_where_a_case_belongs_opens_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,24 @@ def test_wrong_command_line_gets_one_sentence(
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
     code, message = MESSAGES[line]
     assert (exit_of(line.split()), capsys.readouterr().err) == (code, message)
+
+
+@pytest.mark.parametrize("line", ["claims", "model path FOLDER"])
+def test_a_reader_that_has_left_is_no_traceback(line: str, tmp_path: Path) -> None:
+    """`specbench claims | head -3`: a long text breaks the pipe in print, a short one when it is flushed."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    words = [str(tmp_path) if one == "FOLDER" else one for one in line.split()]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "specbench.cli", *words], env={**os.environ, "PYTHONUNBUFFERED": ""},
+            cwd=Path(specbench.__file__).parents[1], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120,
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (cli.READER_LEFT, "")
 
 
 @pytest.mark.parametrize(("line", "prog"), [("", "specbench"), ("model", "specbench model")])

@@ -299,7 +299,7 @@ def test_the_sentence_shows_what_was_tried() -> None:
 
 def test_an_option_that_isolation_cannot_use_ends_with_exit_code_4() -> None:
     ran = suite("--specbench-isolate", "--specbench-memory=-1")
-    sentence = "ERROR: --specbench-memory -1 must be >= 0 (GiB; 0 for no limit)"
+    sentence = "ERROR: --specbench-memory -1 must be >= 0 and < 2**30 (GiB; 0 for no limit)"
     assert (ran.code, [line for line in ran.out.splitlines() if line.startswith("ERROR")]) == (4, [sentence])
 
 

@@ -149,6 +149,44 @@ def test_an_unknown_claim_in_require_ends_with_exit_code_4_and_a_near_match() ->
     )
 
 
+WRONG_OPTIONS = {
+    "--hypothesis-profile=stndard": (
+        "--hypothesis-profile: unknown profile 'stndard': did you mean standard? Known: quick, standard, thorough"
+    ),
+    "--hypothesis-seed=abc": "--hypothesis-seed 'abc' must be a whole number >= 0 and < 2**64",
+    "--hypothesis-seed=-1": "--hypothesis-seed '-1' must be a whole number >= 0 and < 2**64",
+    "--specbench-timeout=-1": "--specbench-timeout -1 must be >= 0 and finite (seconds; 0 for no limit)",
+    "--specbench-timeout=nan": "--specbench-timeout nan must be >= 0 and finite (seconds; 0 for no limit)",
+    "--specbench-memory=inf": "--specbench-memory inf must be >= 0 and < 2**30 (GiB; 0 for no limit)",
+    "--specbench-memory=4": "--specbench-memory needs --specbench-isolate: it limits the target's own process",
+    "--specbench-require=": "--specbench-require is empty: it must name claims (globs allowed) or levels",
+}
+
+
+@pytest.mark.parametrize("option", WRONG_OPTIONS)
+def test_an_option_with_a_wrong_value_ends_with_exit_code_4_and_says_what_it_must_be(option: str) -> None:
+    ran = suite(option)
+    if "profile" in option:  # further profiles are whatever this environment has registered
+        (line,) = (one for one in ran.lines if one.startswith("ERROR"))
+        assert line.startswith(f"ERROR: {WRONG_OPTIONS[option]}, "), ran.out
+        usage_error(ran, line.removeprefix("ERROR: "))
+    else:
+        usage_error(ran, WRONG_OPTIONS[option])
+
+
+PROFILE_OF_THEIRS = """
+from hypothesis import settings
+def pytest_configure():
+    settings.register_profile("theirs", max_examples=3)
+"""
+
+
+def test_a_profile_that_a_conftest_registers_while_pytest_is_configured_is_known(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(PROFILE_OF_THEIRS)
+    done = elsewhere(tmp_path, "--hypothesis-profile=theirs")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_malformed_replay_ends_with_exit_code_4() -> None:
     usage_error(
         suite("--specbench-replay", "tree.mask@tiny-fp64@TreeCase,prompt=x"),

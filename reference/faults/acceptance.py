@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from specbench.reference.faults.fault import Fault
@@ -64,6 +65,20 @@ def _correction_twice(steps: Steps) -> Steps:
     return replace(steps, emit=emit)
 
 
+def _rounded_rows(steps: Steps) -> Steps:
+    def walk(tree: DraftTree, target_logits: Tensor) -> VerifyResult:
+        return steps.walk(tree, target_logits.to(torch.bfloat16))
+
+    return replace(steps, walk=walk)
+
+
+def _first_columns(steps: Steps) -> Steps:
+    def walk(tree: DraftTree, target_logits: Tensor) -> VerifyResult:
+        return steps.walk(tree, target_logits[:, :16])
+
+    return replace(steps, walk=walk)
+
+
 FAULTS = (
     Fault(
         "own_row",
@@ -96,5 +111,21 @@ FAULTS = (
         "a fully rejected draft, and a round after it",
         "greedy.lossless",
         _correction_twice,
+    ),
+    Fault(
+        "rows_rounded",
+        "dtype/precision",
+        "the verifier rounds the logits to bf16 before it compares them",
+        "two logits closer than bf16 can tell",
+        "greedy.walk",
+        _rounded_rows,
+    ),
+    Fault(
+        "first_columns",
+        "tokenizer/vocab",
+        "the verifier looks at the first 16 columns of the vocabulary",
+        "a larger vocabulary",
+        "greedy.walk",
+        _first_columns,
     ),
 )

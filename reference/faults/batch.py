@@ -69,6 +69,21 @@ def _padded_offsets(steps: BatchSteps) -> BatchSteps:
     return replace(steps, verify=verify)
 
 
+def _root_reads_before(steps: BatchSteps) -> BatchSteps:
+    """The offset of a tree's last draft is taken for the bonus row: one too low where there is no draft."""
+
+    def verify(
+        walk: WalkStep, trees: Sequence[DraftTree], flat_logits: Tensor, cu_nodes: Sequence[int]
+    ) -> list[VerifyResult]:
+        results = []
+        for tree, start in zip(trees, cu_nodes[:-1], strict=True):
+            first = max(0, start - 1) if tree.num_nodes == 1 else start
+            results.append(walk(tree, flat_logits[first : first + tree.num_nodes]))
+        return results
+
+    return replace(steps, verify=verify)
+
+
 class _SeesPadding:
     """The model with the positions that hide padding taken for ordinary ones."""
 
@@ -132,6 +147,19 @@ def _stale_slots(steps: BatchSteps) -> BatchSteps:
     return replace(steps, condense=condense)
 
 
+def _stale_sampling(steps: BatchSteps) -> BatchSteps:
+    """Rows close up, the table of their penalties does not."""
+
+    def condense(rows: list[BatchRow]) -> list[BatchRow]:
+        samplings = [row.request.sampling for row in rows]
+        going_on = steps.condense(rows)
+        for row, sampling in zip(going_on, samplings, strict=False):
+            row.request = replace(row.request, sampling=sampling)
+        return going_on
+
+    return replace(steps, condense=condense)
+
+
 def _neighbours_cache(steps: BatchSteps) -> BatchSteps:
     def join(active: list[BatchRow], joining: list[BatchRow]) -> list[BatchRow]:
         for row in joining if active else []:
@@ -188,6 +216,14 @@ FAULTS = (
         target=_target(_padded_offsets),
     ),
     Fault(
+        "root_reads_before",
+        "batch-raggedness",
+        "a tree without drafts is decided by the row before its own, the last one of the tree before it",
+        "a root alone behind another tree",
+        "verify.batch",
+        target=_target(_root_reads_before),
+    ),
+    Fault(
         "padding_visible",
         "mask-prefix/padding",
         "shorter rows attend to the zeros that pad them on the left",
@@ -218,6 +254,14 @@ FAULTS = (
         "a row that ends before one behind it",
         "batch.join",
         target=_target(_stale_slots),
+    ),
+    Fault(
+        "stale_sampling",
+        "batch-cross-talk",
+        "when a row has ended the others close up, but take the sampling of the row that stood there before",
+        "a row that ends before one with other penalties",
+        "batch.join",
+        target=_target(_stale_sampling),
     ),
     Fault(
         "neighbours_cache",

@@ -136,6 +136,16 @@ class _Remembering(ModelDrafter):
         return tree
 
 
+class _TrustsLength(ModelDrafter):
+    """Keeps as many rows as the new context is long, without a look at what they were computed from."""
+
+    def _catch_up(self, tokens: list[int]) -> None:
+        num_kept = min(len(self._cached), len(tokens))
+        self._session.truncate(num_kept)
+        self._session.extend(tokens[num_kept:])
+        self._cached = list(tokens)
+
+
 class _Appending(ModelDrafter):
     def draft(self, context: list[int], **keywords: Any) -> DraftTree:
         tree = super().draft(context, **keywords)
@@ -265,6 +275,14 @@ FAULTS = (
         "a request that begins like an earlier, longer one",
         "drafter.no_peeking",
         target=_drafting(_Remembering),
+    ),
+    Fault(
+        "drafter_trusts_length",
+        "kv-stale-after-reject",
+        "the drafter keeps as many cached rows as the context is long, whatever they were computed from",
+        "a text unlike the one before it",
+        "drafter.no_peeking",
+        target=_drafting(_TrustsLength),
     ),
     Fault(
         "drafter_changes_context",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.protocols import Cache, LanguageModel
-from specbench.reference.decoder import Decoder
+from specbench.reference.decoder import Decoder, DecodingSession
 from specbench.reference.faults.fault import Fault
 from specbench.reference.layouts import flatten_causal
 from specbench.reference.model import LlamaModel
@@ -18,7 +19,7 @@ from specbench.reference.target import ReferenceTarget
 from specbench.reference.verify import threshold_walk
 from specbench.steps import FlatTree, Steps, WalkStep
 from specbench.tree import DraftTree
-from specbench.types import Taps, VerifyResult
+from specbench.types import NEVER_STOP, Generation, Stop, Taps, VerifyResult
 
 
 def _stale_mask(steps: Steps) -> Steps:
@@ -74,6 +75,33 @@ def _first_row_hidden(model: LanguageModel) -> LanguageModel:
 
     faulty._attention_weights = attention_weights  # type: ignore[method-assign]
     return faulty
+
+
+class _SimilarPromptReused(Decoder):
+    """A request whose prompt is as long as the last one and begins like it finds its rows in the cache."""
+
+    _last: tuple[int, ...] = ()
+
+    def generate(self, prompt: Sequence[int], **keywords: Any) -> Generation:
+        last, self._last = self._last, tuple(prompt)
+        if len(prompt) == len(last) and tuple(prompt[:1]) == last[:1] and self.cache_len >= len(prompt) - 1:
+            self.truncate(len(prompt) - 1)
+        else:
+            self.prefill(prompt[:-1])
+        return DecodingSession(self).generate(prompt, **keywords)
+
+
+class _LaterTurnsGoOn(Decoder):
+    """From the second turn on a session knows end tokens only."""
+
+    def session(self) -> DecodingSession:
+        self.reset()
+        return _Forgetful(self)
+
+
+class _Forgetful(DecodingSession):
+    def generate(self, prompt: Sequence[int], *, stop: Stop = NEVER_STOP, **keywords: Any) -> Generation:
+        return super().generate(prompt, stop=Stop(stop.eos_token_ids) if self.text else stop, **keywords)
 
 
 class _ThresholdOfOwnRow(Decoder):
@@ -132,5 +160,21 @@ FAULTS = (
         "any draft near the threshold",
         "threshold.consistency",
         target=lambda: ReferenceTarget(decoder=_ThresholdOfOwnRow),
+    ),
+    Fault(
+        "similar_prompt_reused",
+        "chunked-prefill/prefix-cache",
+        "a prompt of the same length and the same first token is taken for the one that is cached",
+        "two prompts that differ in a later token",
+        "greedy.repeatable",
+        target=lambda: ReferenceTarget(decoder=_SimilarPromptReused),
+    ),
+    Fault(
+        "later_turns_go_on",
+        "eos/stop/max-length",
+        "the second turn of a session ignores stop sequences and the least length",
+        "a second turn with a stop sequence",
+        "stop.resume",
+        target=lambda: ReferenceTarget(decoder=_LaterTurnsGoOn),
     ),
 )

@@ -111,6 +111,26 @@ def _twice(steps: Steps) -> Steps:
     return replace(steps, process=process)
 
 
+def _divides_all(steps: Steps) -> Steps:
+    def process(
+        tree: DraftTree,
+        target_logits: Tensor,
+        *,
+        context: Sequence[int],
+        num_prompt: int,
+        sampling: Sampling,
+        stop: Stop,
+    ) -> Tensor:
+        rows = target_logits.clone()
+        for node in range(tree.num_nodes):
+            seen = sorted(set(_right(tree, context, node)))
+            rows[node, seen] /= sampling.repetition_penalty
+        others = replace(sampling, repetition_penalty=1.0)
+        return steps.process(tree, rows, context=context, num_prompt=num_prompt, sampling=others, stop=stop)
+
+    return replace(steps, process=process)
+
+
 FAULTS = (
     Fault(
         "penalty_committed_only",
@@ -167,5 +187,13 @@ FAULTS = (
         "any row",
         "processors.history",
         _twice,
+    ),
+    Fault(
+        "repetition_divides_all",
+        "logits-processor-state",
+        "the repetition penalty divides negative logits too, which makes their tokens likelier",
+        "a row whose logits are all negative",
+        "processors.penalties",
+        _divides_all,
     ),
 )

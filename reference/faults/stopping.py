@@ -100,6 +100,16 @@ def _gives_up(steps: Steps) -> Steps:
     return replace(steps, emit=emit)
 
 
+def _least_length_off_by_one(steps: Steps) -> Steps:
+    def emit(
+        tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
+    ) -> Emission:
+        early = replace(stop, min_new_tokens=max(0, stop.min_new_tokens - 1))
+        return steps.emit(tree, result, stop=early, num_remaining=num_remaining, output=output)
+
+    return replace(steps, emit=emit)
+
+
 class _CommitsPastTheStop(Decoder):
     """What a stop cut off the output stays in the cache, and the next turn goes on behind it."""
 
@@ -183,5 +193,13 @@ FAULTS = (
         "a stop inside an accepted run, and a turn after it",
         "stop.resume",
         target=lambda: ReferenceTarget(decoder=_CommitsPastTheStop),
+    ),
+    Fault(
+        "least_length_off_by_one",
+        "eos/stop/max-length",
+        "a stop sequence counts that ends with the last of the first min_new_tokens tokens",
+        "a stop sequence that ends exactly there",
+        "stop.min_tokens",
+        _least_length_off_by_one,
     ),
 )

@@ -15,7 +15,7 @@ from specbench.record import ClaimRecord
 from specbench.reference.drafters.scripted import RoundScript, play
 from specbench.subjects import Subject
 from specbench.tree import DraftTree, root_only
-from specbench.types import NEVER_STOP, Generation, Request, Sampling, Stop, VerifyResult
+from specbench.types import GREEDY, NEVER_STOP, Generation, Request, Sampling, Stop, VerifyResult
 
 
 def check_verify(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -59,7 +59,16 @@ def _check_rows(violation: type[Violation], subject: Subject, case: Case, record
     for idx, (request, generation) in enumerate(zip(requests, generations, strict=True)):
         row = case.alone(idx)
         try:
-            judge_end(violation, subject, row, generation, request.stop, record, prompt=row.prompt)
+            judge_end(
+                violation,
+                subject,
+                row,
+                generation,
+                request.stop,
+                record,
+                prompt=row.prompt,
+                sampling=request.sampling,
+            )
             if subject.exact:
                 _check_solo_run(violation, subject, case, request, generation)
         except violation as found:
@@ -72,7 +81,9 @@ def _check_solo_run(
     violation: type[Violation], subject: Subject, case: BatchCase, request: Request, generation: Generation
 ) -> None:
     probe: Probe = subject.open(case, drafter=drafter_of(subject, case))
-    solo = probe.generate(request.prompt, max_new_tokens=request.max_new_tokens, stop=request.stop)
+    solo = probe.generate(
+        request.prompt, max_new_tokens=request.max_new_tokens, sampling=request.sampling, stop=request.stop
+    )
     if solo.tokens != generation.tokens:
         raise violation(
             Facts(
@@ -85,21 +96,42 @@ def _check_solo_run(
 
 
 def request_of(subject: Subject, case: BatchCase, idx: int) -> Request:
-    """The end token is taken from plain decoding's own output, as in the claims about stopping."""
-    row = case.rows[idx]
-    plain = subject.plain_text(case.alone(idx), row.prompt, row.max_new_tokens)
-    stop = Stop((plain[row.eos_idx % len(plain)],)) if plain and row.eos_idx >= 0 else NEVER_STOP
-    return Request(row.prompt, row.max_new_tokens, stop=stop, arrival=row.arrival)
+    """Penalties, a stop sequence and a least length are asked for where the target honours them. The end token and the
+    stop sequence are taken from what plain decoding says under the row's own penalties."""
+    row, sampling, stop = case.rows[idx], GREEDY, NEVER_STOP
+    if "penalties" in subject.has:
+        sampling = Sampling(
+            repetition_penalty=row.repetition / 100,
+            presence_penalty=row.presence / 100,
+            frequency_penalty=row.frequency / 100,
+        )
+    plain = subject.plain_text(case.alone(idx), row.prompt, row.max_new_tokens, sampling=sampling)
+    if plain and row.eos_idx >= 0:
+        stop = Stop((plain[row.eos_idx % len(plain)],))
+    if plain and row.stop_len and "stop_sequences" in subject.has:
+        first = row.stop_from % len(plain)
+        stop = replace(stop, stop_sequences=(plain[first : first + row.stop_len],))
+    if stop != NEVER_STOP and "min_new_tokens" in subject.has:
+        stop = replace(stop, min_new_tokens=row.min_new_tokens)
+    return Request(row.prompt, row.max_new_tokens, sampling=sampling, stop=stop, arrival=row.arrival)
 
 
 def drafter_of(subject: Subject, case: BatchCase) -> Drafter | None:
-    """A few tokens beyond the limit are known to it, so that the limit also falls inside an accepted run."""
+    """A few tokens beyond the limit and the stop are known to it, so that both also fall inside an accepted run."""
     if "build" not in subject.has:
         return None
-    texts = [
-        (*row.prompt, *subject.plain_text(case.alone(idx), row.prompt, row.max_new_tokens + 3))
-        for idx, row in enumerate(case.rows)
-    ]
+    texts = []
+    for idx in range(len(case.rows)):
+        request = request_of(subject, case, idx)
+        text = subject.plain_text(
+            case.alone(idx),
+            request.prompt,
+            request.max_new_tokens + 3,
+            sampling=request.sampling,
+            stop=request.stop,
+            past_stop=True,
+        )
+        texts.append((*request.prompt, *text))
     scripts = [[RoundScript(one.tokens, one.parents, one.accept) for one in row.rounds] for row in case.rows]
     prompts = [row.prompt for row in case.rows]
     return _RowsDrafter(prompts, texts, scripts, vocab_size=subject.vocab_size(case.model))

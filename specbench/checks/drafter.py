@@ -97,6 +97,13 @@ def check_no_peeking(subject: Subject, case: Case, record: ClaimRecord) -> None:
     )
     if not subject.makes_fresh_drafters:
         return
+    probe = subject.open_drafter(case)
+    unrelated = [(token + 1) % vocab_size for token in case.prompt]
+    ask(probe, case, [*unrelated, *ahead])  # longer, and nothing in common: a cache that trusts lengths keeps its rows
+    _next_request(probe)
+    used = ask(probe, case, list(case.prompt))
+    what = f"the draft depends on an unrelated text read before: {[*unrelated, *ahead]}"
+    _compare(claims.DraftPeeks, subject, case, answers[0], used, what, record, source="not having read it")
     grown = list(case.prompt)
     probe = subject.open_drafter(case)
     ask(probe, case, grown)

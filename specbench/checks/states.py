@@ -107,7 +107,10 @@ def check_chunked(subject: Subject, case: Case, record: ClaimRecord) -> None:
     cache = expected_cache(subject, case, prefix)
     logits = expected_logits(subject, case, prefix, case.tree)
     probe = subject.open(case)
-    other = [(token + 1) % subject.vocab_size(case.model) for token in prefix[keep:]]
+    vocab_size = subject.vocab_size(case.model)
+    if prefix:  # a text that differs in its first token only: none of its rows may be taken for this one's
+        probe.prefill([(prefix[0] + 1) % vocab_size, *prefix[1:]])
+    other = [(token + 1) % vocab_size for token in prefix[keep:]]
     probe.prefill([*prefix[:keep], *other])
     probe.truncate(keep)
     start = keep

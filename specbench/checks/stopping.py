@@ -53,7 +53,8 @@ def check_sequences(subject: Subject, case: Case, record: ClaimRecord) -> None:
 
 
 def check_min_tokens(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """An end token that plain decoding would say among the first tokens must wait for its turn."""
+    """An end token that plain decoding would say among the first tokens must wait for its turn; a stop sequence ending
+    with the last of them does not count."""
     assert isinstance(case, StopCase)
     plain = subject.plain_text(case, case.prompt, case.max_new_tokens)
     if plain:
@@ -62,6 +63,11 @@ def check_min_tokens(subject: Subject, case: Case, record: ClaimRecord) -> None:
             ends = ends[1:]  # something must be left to say before the least length
         stop = Stop(ends, min_new_tokens=case.min_new_tokens)
         judge_stopped(claims.MinTokensMismatch, subject, case, stop, record)
+        first = case.stop_from % len(plain)
+        sequence = plain[first : first + case.stop_len]
+        if sequence and "stop_sequences" in subject.has:
+            stop = Stop(stop_sequences=(sequence,), min_new_tokens=first + len(sequence))
+            judge_stopped(claims.MinTokensMismatch, subject, case, stop, record)
 
 
 def check_every_index(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -82,19 +88,33 @@ def check_every_index(subject: Subject, case: Case, record: ClaimRecord) -> None
 
 
 def check_resume(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """Several turns on one session. Each goes on from the target's own text, wherever the turn before was stopped."""
+    """Several turns on one session. Each goes on from the target's own text, wherever the turn before was stopped, and
+    has stop rules of its own: every second one those that the features allow beside an end token."""
     assert isinstance(case, StopCase)
     plain = subject.plain_text(case, case.prompt, case.max_new_tokens)
-    stop = NEVER_STOP if case.eos_idx < 0 or not plain else Stop((plain[case.eos_idx % len(plain)],))
     turns = (case.prompt, *case.turns)
-    probe = subject.open(case, drafter=_drafter_for_turns(subject, case, turns, stop))
+    stops = [_stop_of_turn(subject, case, plain, number) for number in range(len(turns))]
+    probe = subject.open(case, drafter=_drafter_for_turns(subject, case, turns, stops))
     session = probe.session()
     text: tuple[int, ...] = ()
-    for added in turns:
+    for added, stop in zip(turns, stops, strict=True):
         text = (*text, *added)
         generation = session.generate(added, max_new_tokens=case.max_new_tokens, stop=stop)
         judge_end(claims.ResumeMismatch, subject, case, generation, stop, record, prompt=text)
         text = (*text, *generation.tokens)
+
+
+def _stop_of_turn(subject: Subject, case: StopCase, plain: tuple[int, ...], number: int) -> Stop:
+    eos = () if case.eos_idx < 0 or not plain else (plain[case.eos_idx % len(plain)],)
+    if number % 2 == 0 or not plain:
+        return Stop(eos)
+    first = case.stop_from % len(plain)
+    sequence = plain[first : first + case.stop_len]
+    return Stop(
+        eos,
+        stop_sequences=(sequence,) if sequence and "stop_sequences" in subject.has else (),
+        min_new_tokens=case.min_new_tokens if "min_new_tokens" in subject.has and len(plain) > 1 else 0,
+    )
 
 
 def judge_stopped(
@@ -169,13 +189,13 @@ def _end_tokens(subject: Subject, case: Case, plain: tuple[int, ...], eos_idx: i
 
 
 def _drafter_for_turns(
-    subject: Subject, case: StopCase, turns: tuple[tuple[int, ...], ...], stop: Stop
+    subject: Subject, case: StopCase, turns: tuple[tuple[int, ...], ...], stops: list[Stop]
 ) -> Drafter | None:
     if case.drafter != "scripted" or "build" not in subject.has:
-        return make_drafter(subject, case, stop=stop)
+        return make_drafter(subject, case, stop=stops[0])
     texts: list[tuple[int, ...]] = []
     text: tuple[int, ...] = ()
-    for added in turns:
+    for added, stop in zip(turns, stops, strict=True):
         text = (*text, *added)
         texts.append((*text, *subject.plain_text(case, text, case.max_new_tokens + 3, stop=stop, past_stop=True)))
         text = (*text, *subject.plain_text(case, text, case.max_new_tokens, stop=stop))

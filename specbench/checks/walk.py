@@ -21,11 +21,11 @@ def check_walk(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """
     assert isinstance(case, WalkCase)
     tree = case.tree
-    result = subject.open(case).verify(tree, walk_logits(case))
+    result = subject.open(case).verify(tree, walk_logits(case, gap=narrow_gap(subject)))
     winner = [min(one) for one in case.winners]
     path = list(result.path)
     right = _longest_path(case, winner)
-    notes = {node: f"argmax {winner[node]}" for node in range(tree.num_nodes)}
+    notes = {node: f"argmax {_named(case.winners[node])}" for node in range(tree.num_nodes)}
     for node in path:
         notes[node] += "  accepted"
     last = path[-1] if path else 0
@@ -34,7 +34,8 @@ def check_walk(subject: Subject, case: Case, record: ClaimRecord) -> None:
         problem = f"path {path} does not run from parent to child"
     elif any(tree.token_list[node] != winner[tree.parent_list[node]] for node in path):
         bad = next(node for node in path if tree.token_list[node] != winner[tree.parent_list[node]])
-        problem = f"node {bad} is accepted, but its parent's row says {winner[tree.parent_list[bad]]}"
+        says = _named(case.winners[tree.parent_list[bad]])
+        problem = f"node {bad} is accepted, but its parent's row says {says}"
     elif any(tree.token_list[child] == winner[last] for child in tree.children(last)):
         child = next(child for child in tree.children(last) if tree.token_list[child] == winner[last])
         problem = f"node {child} is not accepted, though its parent's row says {winner[last]}: acceptance is lost"
@@ -53,16 +54,35 @@ def check_walk(subject: Subject, case: Case, record: ClaimRecord) -> None:
         )
 
 
-def walk_logits(case: WalkCase) -> Tensor:
-    """float64 [N, V]: winners share the row's maximum exactly, every other token lies below by at least 1.
+def walk_logits(case: WalkCase, *, gap: float = 2.0**-10) -> Tensor:
+    """float64 [N, V]: winners share the row's maximum exactly.
 
-    Losers differ from one another and some are negative, so that a rule which adds, averages or clips rows shows.
+    Losers differ from one another and some are negative, so that a rule which adds, averages or clips rows shows. By
+    flavour they lie at least 1 below (0), one of them only `gap` below (1), all logits are negative (2), or all losers
+    but one are -inf (3).
     """
     tokens = torch.arange(case.vocab_size, dtype=torch.float64)
     logits = torch.stack([-1.0 - (tokens + node) % 7 for node in range(len(case.tokens))])
     for node, winners in enumerate(case.winners):
-        logits[node, list(winners)] = float(node % 3)
-    return logits
+        best = float(node % 3)
+        losers = [token for token in range(case.vocab_size) if token not in winners]
+        near = losers[node % len(losers)] if losers else None
+        if case.flavour == 3 and losers:
+            logits[node, [token for token in losers if token != near]] = -torch.inf
+        if case.flavour == 1 and near is not None:
+            logits[node, near] = best - gap
+        logits[node, list(winners)] = best
+    return logits - 50.0 if case.flavour == 2 else logits
+
+
+def narrow_gap(subject: Subject) -> float:
+    """What a verifier must tell apart: a thousandth, or what the precision that the target declares can hold."""
+    return max(2.0**-10, 16 * torch.finfo(subject.noise_dtype).eps)
+
+
+def _named(winners: tuple[int, ...]) -> str:
+    best, *ties = sorted(winners)
+    return f"{best} (ties with {', '.join(map(str, ties))}; the lowest id wins)" if ties else str(best)
 
 
 def _longest_path(case: WalkCase, winner: list[int]) -> list[int]:
