@@ -48,7 +48,7 @@ DRAFTERS = ("ngram_chain", "self_tree", "ngram", "self_chain")
 
 # Long contexts: boundaries of blocks, index types and buffers lie at powers of two, so every run stands on both sides
 # of them. Written out, since a shrinker of draws would ask for the longest ones hundreds of times.
-# What a trained model is asked in every run, and what in a lower precision: what its size and its weights can change.
+# What a trained model is asked in every run and every precision: what its size and its weights can change.
 REAL_QUICK = (
     "tree.mask",
     "tree.positions",
@@ -60,15 +60,6 @@ REAL_QUICK = (
     "greedy.lossless",
     "stop.eos",
     "cost.rows",
-)
-REAL_LOW = (
-    *REAL_QUICK,
-    "kv.rollback",
-    "kv.machine",
-    "progress",
-    "stop.max_tokens",
-    "threshold.consistency",
-    "batch.solo",
 )
 
 LONG_CASES: dict[str, tuple[LongCase, ...]] = {
@@ -105,12 +96,14 @@ def fixed_cases(claim: str, subject: Subject, profile: Profile) -> list[Case] | 
     if reason := _left_out(claim, subject, profile):
         raise NotTested(reason)
     prompts = [tokens for _, tokens in _spread(subject, profile)]
+    # One case shows what a trained model changes; the tiny models have shown the rest.
+    num_cases = profile.num_real if claim in REAL_QUICK or profile.name == "thorough" else 1
     if claim == "kv.machine":
-        return [_machine(subject, idx, prompts[idx % len(prompts)]) for idx in range(profile.num_real)]
+        return [_machine(subject, idx, prompts[idx % len(prompts)]) for idx in range(num_cases)]
     if claim.startswith(("tree.", "kv.")):
-        return [_tree_or_commit(claim, subject, idx, prompts[idx % len(prompts)]) for idx in range(profile.num_real)]
+        return [_tree_or_commit(claim, subject, idx, prompts[idx % len(prompts)]) for idx in range(num_cases)]
     if claim.startswith("drafter.") and claim != "drafter.self_draft":
-        return [_drafter_case(claim, subject, idx, prompts[idx % len(prompts)]) for idx in range(profile.num_real)]
+        return [_drafter_case(claim, subject, idx, prompts[idx % len(prompts)]) for idx in range(num_cases)]
     if claim == "greedy.lossless":
         all_drafters = DRAFTERS if profile.name == "thorough" else None
         return [
@@ -130,7 +123,7 @@ def fixed_cases(claim: str, subject: Subject, profile: Profile) -> list[Case] | 
         "threshold.consistency": "runner_up",
         "drafter.self_draft": "self_tree",
     }
-    num_cases = min(2, len(prompts), profile.num_real)
+    num_cases = min(2, len(prompts), num_cases)
     cases = [
         GenerationCase(
             prompt=prompts[idx][-MAX_PROMPT:],
@@ -147,9 +140,11 @@ def _left_out(claim: str, subject: Subject, profile: Profile) -> str:
     """Why a claim that the tiny models answer is not asked of a trained one as well: it would cost most of the run."""
     if not isinstance(subject.bank, CheckpointBank):
         return ""
+    if profile.name != "thorough" and claim == "stop.every_index":
+        return "judged on tiny models; on a real one in the thorough profile only"
     if profile.name == "quick" and claim not in REAL_QUICK:
         return "judged on tiny models in the quick profile, on a real one from the standard profile on"
-    if profile.name != "thorough" and subject.bank.dtype != torch.float32 and claim not in REAL_LOW:
+    if profile.name != "thorough" and subject.bank.dtype != torch.float32 and claim not in REAL_QUICK:
         return "judged on the real model in fp32; in lower precisions in the thorough profile only"
     return ""
 
