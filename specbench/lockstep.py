@@ -97,10 +97,10 @@ class LockStep:
     def exchange(self, rank: int, number: int, root: int, value: Any) -> Any:
         """Waits until all ranks have come to their broadcast `number`, and returns a copy of the root's value."""
         self._pass_turn(rank)
-        try:
-            return self._meet(rank, number, root, value)
-        finally:
-            self._take_turn(rank)
+        heard = self._meet(rank, number, root, value)
+        # Not after OutOfStep: the turn may be held by the very rank that never comes.
+        self._take_turn(rank)
+        return heard
 
     def _meet(self, rank: int, number: int, root: int, value: Any) -> Any:
         deadline = time.monotonic() + self._timeout
