@@ -4,44 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from specbench.protocols import Cache, LanguageModel
 from specbench.steps import FlatTree
 from specbench.types import Taps
+from specbench.wrapping import WrappedModel
 
 
-class CountingModel:
-    """Hands every call on to `model`. rows: one entry per forward, the rows it computed (cached rows not counted)."""
+class CountingModel(WrappedModel):
+    """rows: one entry per forward, the rows it computed (cached rows not counted)."""
 
     def __init__(self, model: LanguageModel) -> None:
-        self._model = model
+        super().__init__(model)
         self.rows: list[int] = []
-
-    @property
-    def vocab_size(self) -> int:
-        return self._model.vocab_size
-
-    @property
-    def num_layers(self) -> int:
-        return self._model.num_layers
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._model.dtype
-
-    def new_cache(self, kind: str = "contiguous") -> Cache:
-        return self._model.new_cache(kind)
 
     def forward(self, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
         self.rows.append(flat.num_rows)
-        return self._model.forward(flat, cache, taps=taps)
+        return super().forward(flat, cache, taps=taps)
 
     def causal(self, tokens: Tensor, *, taps: Taps | None = None) -> Tensor:
         self.rows.append(tokens.numel())
-        return self._model.causal(tokens, taps=taps)
+        return super().causal(tokens, taps=taps)
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         self.rows.append(len(tokens))
-        return self._model.logits(tokens)
+        return super().logits(tokens)

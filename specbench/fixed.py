@@ -46,8 +46,6 @@ SHAPES: tuple[tuple[int, ...], ...] = (
 COMMIT_SHAPES: tuple[tuple[int, ...], ...] = ((-1, 0, 0, 1, 2, 4), (-1, 0, 0, 0, 3, 4, 4))
 DRAFTERS = ("ngram_chain", "self_tree", "ngram", "self_chain")
 
-# Long contexts: boundaries of blocks, index types and buffers lie at powers of two, so every run stands on both sides
-# of them. Written out, since a shrinker of draws would ask for the longest ones hundreds of times.
 # What a trained model is asked in every run and every precision: what its size and its weights can change.
 REAL_QUICK = (
     "tree.mask",
@@ -62,6 +60,8 @@ REAL_QUICK = (
     "cost.rows",
 )
 
+# Long contexts: boundaries of blocks, index types and buffers lie at powers of two, so every run stands on both sides
+# of them. Written out, since drawing and reducing would ask for the longest ones hundreds of times.
 LONG_CASES: dict[str, tuple[LongCase, ...]] = {
     "quick": (
         LongCase(prefix_len=129, num_nodes=257, shape="ragged", chunk=32, seed=1),

@@ -29,7 +29,7 @@ from specbench.cases import Case, encode
 from specbench.claims import CLAIMS, Facts, Misbehaviour
 from specbench.failures import render
 from specbench.judge import Failed, Skipped, parse_replay
-from specbench.loading import TargetError
+from specbench.loading import TargetError, check_command
 from specbench.profiles import Profile
 from specbench.record import BUG, ClaimRecord, RunRecord
 from specbench.sanitize import plain
@@ -138,17 +138,10 @@ class IsolatedSession:
     def finish(self) -> RunRecord:
         """Settles what the run as a whole shows, and ends the processes."""
         self.close()
-        total = time.perf_counter() - self._started
         seconds: Counter[str] = Counter()
         for one in self._clocks:
             seconds.update(one)
-        self.run.seconds = {
-            "target": seconds.get("target", 0.0),
-            "oracle": seconds.get("oracle", 0.0),
-            "drawing and comparing": seconds.get("other", 0.0),
-            "loading": max(0.0, total - sum(seconds.values())),
-            "total": total,
-        }
+        self.run.note_seconds(seconds, total=time.perf_counter() - self._started)
         self.run.ended = "finished"
         self.run.peak_bytes = self._peak_bytes
         return self.run
@@ -200,8 +193,7 @@ class IsolatedSession:
             record.message = f"Misbehaviour: {died.sentence}      [claim {claim.id}, level {claim.level}]"
             return record.message
         case = parse_replay(record.replay)[2]
-        words = ["specbench", "check", *([self._target] if self._target else []), "--replay", record.replay]
-        command = shlex.join([*words, "--specbench-isolate"])
+        command = shlex.join([*check_command(self._target), "--replay", record.replay, "--specbench-isolate"])
         record.shrunk_drafts = case.num_drafts
         record.message = render(Misbehaviour(facts), claim, case, subject=record.subject, run=self.run, command=command)
         return record.message

@@ -28,9 +28,10 @@ from specbench.checks import CHECKS
 from specbench.checks.cells import coverage_lines, note_round
 from specbench.claims import CLAIMS, Claim, Facts, Misbehaviour, Violation
 from specbench.clock import Clock
+from specbench.coverage import depth_of
 from specbench.failures import render
 from specbench.fixed import fixed_cases, sweep_cases
-from specbench.loading import Target, TargetError, replayable
+from specbench.loading import Target, TargetError, check_command
 from specbench.machines import MAX_OPS, machine_for
 from specbench.models import DEFAULT_MODEL
 from specbench.profiles import Profile
@@ -38,7 +39,6 @@ from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, ClaimRecord, RunReco
 from specbench.reduce import reduce_case
 from specbench.strategies import case_kind, strategy_for
 from specbench.subjects import NotTested, Subject, Unavailable, make_subjects
-from specbench.tree import DraftTree
 from specbench.watchdog import Watchdog
 
 # Cases tried while a failure is made smaller; on a real model each costs seconds.
@@ -130,15 +130,7 @@ class RunSession:
 
     def finish(self) -> RunRecord:
         """Settles what the run as a whole shows."""
-        seconds = dict(self.clock.seconds)
-        total = time.perf_counter() - self.started
-        self.run.seconds = {
-            "target": seconds.get("target", 0.0),
-            "oracle": seconds.get("oracle", 0.0),
-            "drawing and comparing": seconds.get("other", 0.0),
-            "loading": max(0.0, total - sum(seconds.values())),
-            "total": total,
-        }
+        self.run.note_seconds(self.clock.seconds, total=time.perf_counter() - self.started)
         self.run.coverage = coverage_lines(
             self.run.claims,
             [one for one in self.subjects.values() if isinstance(one, Subject)],
@@ -186,7 +178,7 @@ class RunSession:
             source=f"plain decoding in {str(subject.noise_dtype).removeprefix('torch.')} on the same weights",
             remark=budget_sentence(record),
         )
-        words = self._command + [f"--hypothesis-seed={self.run.seed}", f"--hypothesis-profile={self.profile.name}"]
+        words = [*self._command, f"--hypothesis-seed={self.run.seed}", f"--hypothesis-profile={self.profile.name}"]
         violation = claims.VIOLATIONS[claim.id](facts)
         command = shlex.join(words)
         text = render(violation, claim, Case(), subject=subject.name, run=self.run, command=command)
@@ -257,8 +249,7 @@ class RunSession:
         record.note_case(nodes=case.num_drafts, rounds=rounds)
         if isinstance(case, CommitCase):
             for one in case.rounds:
-                depth = len(DraftTree.of(one.tokens, one.parents).path_to(one.accept)) - 1
-                note_round(record, subject, case, one.parents, depth)
+                note_round(record, subject, case, one.parents, depth_of(one.parents, one.accept))
 
     def _check_surroundings(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:
         """What a target did to torch or to the weights it did to the oracle as well: nothing just found can be relied
@@ -308,7 +299,7 @@ class RunSession:
 
     @property
     def _command(self) -> list[str]:
-        return ["specbench", "check", *([] if self.target.is_reference else [replayable(self.target.name)])]
+        return check_command(None if self.target.is_reference else self.target.name)
 
     def _reduced(self, violation: Violation, claim: Claim, subject: Subject, case: Case) -> tuple[Case, Violation]:
         """The smallest case that fails in the same way, and how it fails."""

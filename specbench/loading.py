@@ -208,12 +208,14 @@ def _checked(target: Target) -> Target:
     return target
 
 
-def replayable(name: str) -> str:
-    """The name of a target as it can be typed in any folder: a file by its whole path."""
+def check_command(name: str | None) -> list[str]:
+    """The words that judge a target in any folder: a file by its whole path. None: the reference decoder."""
+    if name is None:
+        return ["specbench", "check"]
     place, colon, attribute = name.rpartition(":")
-    if place.endswith(".py") and not name.startswith("cmd:"):
-        return f"{Path(place).resolve()}{colon}{attribute}"
-    return name
+    if place.endswith(".py") and not name.startswith(COMMAND_PREFIX):
+        name = f"{Path(place).resolve()}{colon}{attribute}"
+    return ["specbench", "check", name]
 
 
 def capabilities(adapter: Any, name: str) -> frozenset[str]:

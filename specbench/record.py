@@ -9,7 +9,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -152,6 +152,16 @@ class RunRecord:
             if (one.claim, one.subject) == (claim, subject):
                 return one
         return None
+
+    def note_seconds(self, clock: Mapping[str, float], *, total: float) -> None:
+        """clock: seconds counted as "target", "oracle" and "other"; what is left of `total` went into loading."""
+        self.seconds = {
+            "target": clock.get("target", 0.0),
+            "oracle": clock.get("oracle", 0.0),
+            "drawing and comparing": clock.get("other", 0.0),
+            "loading": max(0.0, total - sum(clock.values())),
+            "total": total,
+        }
 
     def verdict_of(self, claim: str) -> str:
         """The most severe verdict over subjects."""

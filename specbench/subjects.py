@@ -109,7 +109,8 @@ class Subject:
         """A fresh instance for a case. model: stands in for the bank's own, to count its forwards for instance.
         drafts_itself: build_from is handed the same folder for the drafter. group: the ranks this is one of."""
         one = model if model is not None else self.bank.model(case.model)
-        self._writes.setdefault(case.model, _num_writes(self.bank.model(case.model)))
+        if case.model not in self._writes:
+            self._writes[case.model] = _num_writes(self.bank.model(case.model))
         with self.clock.count("target"):
             adapter = self._make(one, case, drafter, drafts_itself=drafts_itself, group=group)
         return Probe(adapter, vocab_size=one.vocab_size, clock=self.clock, watchdog=self.watchdog)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from sessions import session_on
 from torch import Tensor
 
 from specbench.banks import TinyBank
@@ -32,7 +33,6 @@ from specbench.checks.batch import request_of
 from specbench.claims import BatchMismatch, BatchVerifyMismatch, JoinMismatch, Misbehaviour
 from specbench.clock import Clock
 from specbench.fixed import fixed_cases
-from specbench.judge import RunSession
 from specbench.loading import Target
 from specbench.probe import Probe
 from specbench.profiles import PROFILES
@@ -715,13 +715,5 @@ STILL_HOLDS = {
 
 @pytest.mark.parametrize("fault", STILL_HOLDS)
 def test_claims_that_a_fault_of_a_batch_does_not_touch_still_hold(fault: str) -> None:
-    session = RunSession(
-        Target("planted", FAULTS[fault].make()),
-        model="none",
-        profile=PROFILES["quick"],
-        seed=7,
-        device="cpu",
-        timeout=0,
-        on_hang=lambda sentence: None,
-    )
+    session = session_on(FAULTS[fault].make(), name="planted", seed=7)
     assert {session.judge(claim, "tiny-fp64").verdict for claim in STILL_HOLDS[fault]} == {EQUAL}

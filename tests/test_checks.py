@@ -7,14 +7,14 @@ from contextlib import suppress
 
 import pytest
 import torch
+from sessions import session_on
 
 from specbench.banks import TinyBank
 from specbench.cases import TreeCase
 from specbench.checks import CHECKS
 from specbench.claims import Violation
-from specbench.judge import Failed, RunSession
-from specbench.loading import Target, TargetError
-from specbench.profiles import PROFILES
+from specbench.judge import Failed
+from specbench.loading import TargetError
 from specbench.record import BUG, EQUAL, NOISE, ClaimRecord
 from specbench.reference.decoder import Decoder
 from specbench.subjects import NotTested
@@ -47,20 +47,8 @@ class Spoiling:
 
 
 def run(claim: str, change: Change) -> None:
-    session = session_on(Spoiling(change))
+    session = session_on(Spoiling(change), name="spoiled")
     CHECKS[claim](session.subjects["tiny-fp64"], CASE, ClaimRecord(claim, "tiny-fp64"))
-
-
-def session_on(adapter: object) -> RunSession:
-    return RunSession(
-        Target("spoiled", adapter),
-        model="none",
-        profile=PROFILES["quick"],
-        seed=0,
-        device="cpu",
-        timeout=0,
-        on_hang=lambda sentence: None,
-    )
 
 
 def set_tap(name: str, value: object) -> Change:
@@ -283,7 +271,7 @@ def test_a_factory_that_returns_nothing_is_told_before_anything_is_judged() -> N
             return None
 
     with pytest.raises(TargetError) as caught:
-        session_on(Forgetful())
+        session_on(Forgetful(), name="spoiled")
     assert str(caught.value) == (
         "target 'spoiled': build() returned NoneType None, must return an object "
         "with some of the methods of the adapter levels in the README"

@@ -14,10 +14,8 @@ from fractions import Fraction
 
 import pytest
 import torch
+from sessions import session_on
 
-from specbench.judge import RunSession
-from specbench.loading import Target
-from specbench.profiles import PROFILES
 from specbench.record import EQUAL, NOISE
 from specbench.reference.decoder import Decoder
 from specbench.reference.model import LlamaConfig, tiny_llama
@@ -260,7 +258,7 @@ def test_control_one_draw_a_path_is_not_right_where_one_a_node_is() -> None:
 
 def test_control_a_difference_below_rounding_is_noise_and_no_fault() -> None:
     """A decoder that adds rounding of its own to bf16 logits differs here and there, and is not accused."""
-    assert session(_Rounding()).judge("tree.logits", "tiny-bf16").verdict == NOISE
+    assert session_on(_Rounding()).judge("tree.logits", "tiny-bf16").verdict == NOISE
 
 
 class _Rounding:
@@ -276,7 +274,7 @@ class _Rounding:
 @pytest.mark.parametrize("claim", ["kv.dead_rows", "kv.commit", "tree.logits"])
 def test_control_garbage_beyond_the_length_is_no_fault(claim: str) -> None:
     """Preallocated caches are born full of it."""
-    assert session(ReferenceTarget()).judge(claim, "tiny-fp64").verdict == EQUAL
+    assert session_on(ReferenceTarget()).judge(claim, "tiny-fp64").verdict == EQUAL
 
 
 def test_control_a_ring_longer_than_its_window_is_by_design() -> None:
@@ -289,18 +287,6 @@ def test_control_a_ring_longer_than_its_window_is_by_design() -> None:
     decoder.commit([2, 5])
     held = decoder.kv(0)[0].shape[1]
     assert 2 <= held <= decoder.cache_len
-
-
-def session(adapter: object) -> RunSession:
-    return RunSession(
-        Target("control", adapter),
-        model="none",
-        profile=PROFILES["quick"],
-        seed=0,
-        device="cpu",
-        timeout=0,
-        on_hang=lambda sentence: None,
-    )
 
 
 def test_every_branch_is_gone_through_once() -> None:

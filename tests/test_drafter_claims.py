@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sessions import session_on
 
 from specbench.cases import Case, DrafterCase, GenerationCase, decode, encode
 from specbench.checks import CHECKS
@@ -23,8 +24,8 @@ from specbench.claims import (
     Misbehaviour,
     SelfDraftRejected,
 )
-from specbench.judge import RunSession, Skipped
-from specbench.loading import Target, TargetError, load_target
+from specbench.judge import Skipped
+from specbench.loading import TargetError, load_target
 from specbench.profiles import PROFILES
 from specbench.protocols import Coins, LanguageModel
 from specbench.record import EQUAL, NOT_TESTED, ClaimRecord, RunRecord, footer
@@ -42,6 +43,8 @@ from specbench.types import Round, Sampling, VerifyResult
 
 VOCAB = 7
 DRAFTER_CLAIMS = [one for one in CLAIMS if one.startswith("drafter.") and one != "drafter.self_draft"]
+
+FEW: Any = {"profile": replace(PROFILES["quick"], max_examples=8), "seed": 3}
 
 
 class Cyclic:
@@ -83,20 +86,8 @@ class Drawing(Cyclic):
         )
 
 
-def session_on(adapter: Any, *, make: Callable[[], Any] | None = None) -> RunSession:
-    return RunSession(
-        Target("it", adapter, make=make),
-        model="none",
-        profile=replace(PROFILES["quick"], max_examples=8),
-        seed=3,
-        device="cpu",
-        timeout=0,
-        on_hang=lambda sentence: None,
-    )
-
-
 def subject_of(adapter: Any, *, make: Callable[[], Any] | None = None) -> Subject:
-    subject = next(iter(session_on(adapter, make=make).subjects.values()))
+    subject = next(iter(session_on(adapter, make=make, **FEW).subjects.values()))
     assert isinstance(subject, Subject)
     return subject
 
@@ -114,7 +105,7 @@ CASE = DrafterCase(prompt=(1, 2, 3), accepts=(1, -1), followers=(4, 5))
 
 
 def test_a_drafter_alone_is_judged_with_the_vocabulary_it_names() -> None:
-    session = session_on(Cyclic(), make=Cyclic)
+    session = session_on(Cyclic(), make=Cyclic, **FEW)
     assert list(session.subjects) == ["own"]
     verdicts = {}
     for claim in DRAFTER_CLAIMS:
@@ -177,7 +168,7 @@ class Building:
 
 
 def test_a_target_that_builds_drafters_is_judged_on_models_of_ours() -> None:
-    session = session_on(Building())
+    session = session_on(Building(), **FEW)
     assert list(session.subjects) == ["tiny-fp64", "hf-fp64"]
     assert session.judge("drafter.law", "tiny-fp64").verdict == EQUAL  # on the one that names its law
     record = session.judge("drafter.tree", "tiny-fp64")
@@ -488,7 +479,7 @@ def test_every_drafter_claim_is_judged_on_a_drafter_case() -> None:
 
 
 def test_drafters_are_not_judged_again_in_lower_precisions() -> None:
-    session = session_on(FAULTS["bonus_counted"].make())
+    session = session_on(FAULTS["bonus_counted"].make(), **FEW)
     with pytest.raises(Skipped, match="drafters are judged in fp64"):
         session.judge("drafter.tree", "tiny-bf16")
     assert session.run.find("drafter.tree", "tiny-bf16").verdict == NOT_TESTED

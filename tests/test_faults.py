@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from sessions import session_on
 
 from specbench.cases import Case
 from specbench.claims import CLAIMS
-from specbench.judge import Failed, RunSession, parse_replay
-from specbench.loading import Target
+from specbench.judge import Failed, parse_replay
 from specbench.profiles import PROFILES
 from specbench.record import BUG, EQUAL
 from specbench.reference.faults.bank import FAULTS
@@ -53,7 +53,7 @@ def test_the_bank_holds_the_faults_of_the_first_release() -> None:
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_a_planted_fault_is_caught_on_trees_of_at_most_four_drafts(fault: str) -> None:
     """Through the very session that `pytest suites/consistency --target` runs, on the exact tiny models."""
-    session = session_on(FAULTS[fault].make(), profile="standard")
+    session = session_on(FAULTS[fault].make(), name="planted", profile=PROFILES["standard"], seed=7)
     with pytest.raises(Failed):
         session.judge(FAULTS[fault].claim, "tiny-fp64")
     caught = session.run.find(FAULTS[fault].claim, "tiny-fp64")
@@ -64,7 +64,7 @@ def test_a_planted_fault_is_caught_on_trees_of_at_most_four_drafts(fault: str) -
 @pytest.mark.parametrize("fault", sorted(STILL_HOLDS))
 def test_claims_that_a_fault_does_not_touch_still_hold(fault: str) -> None:
     """Otherwise the line that narrows a failure down would point anywhere."""
-    session = session_on(FAULTS[fault].make())
+    session = session_on(FAULTS[fault].make(), name="planted", seed=7)
     assert {session.judge(claim, "tiny-fp64").verdict for claim in STILL_HOLDS[fault]} == {EQUAL}
 
 
@@ -76,15 +76,3 @@ def largest_tree(case: Case) -> int:
     """Drafted nodes of the largest tree in a case."""
     trees = [one.tokens for one in getattr(case, "rounds", ())] + [one.parents for one in getattr(case, "ops", ())]
     return max((len(one) - 1 for one in trees), default=case.num_drafts)
-
-
-def session_on(target: object, *, profile: str = "quick") -> RunSession:
-    return RunSession(
-        Target("planted", target),
-        model="none",
-        profile=PROFILES[profile],
-        seed=7,
-        device="cpu",
-        timeout=0,
-        on_hang=lambda sentence: None,
-    )

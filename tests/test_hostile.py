@@ -15,12 +15,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from sessions import session_on
 
 from specbench.ambient import forget_the_target
 from specbench.cases import decode
 from specbench.claims import CLAIMS
 from specbench.judge import Failed, RunSession, Skipped
-from specbench.loading import Target, TargetError
+from specbench.loading import TargetError
 from specbench.probe import MAX_TOKENS
 from specbench.profiles import Profile
 from specbench.record import BUG, EQUAL, ClaimRecord
@@ -58,9 +59,7 @@ CASES = {
 
 def session_of(adapter: Any) -> RunSession:
     forget_the_target()
-    return RunSession(
-        Target("mine:Adapter", adapter), model="none", profile=FEW, seed=3, device="cpu", timeout=0, on_hang=print
-    )
+    return session_on(adapter, name="mine:Adapter", profile=FEW, seed=3)
 
 
 def judged(session: RunSession, claim: str, subject: str = TINY, *, drawn: bool = False) -> tuple[ClaimRecord, str]:

@@ -42,6 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("specbench.cases", "specbench.lockstep", "specbench.steps"),
     ("specbench.protocols",),
+    ("specbench.wrapping",),
     ("specbench.counting", "specbench.engines", "specbench.kernels", "specbench.reference", "specbench.wire_process"),
     ("specbench.wire_values",),
     ("specbench.wire",),

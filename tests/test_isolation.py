@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from test_plugin import forked
 
 from specbench.board import SIZE, Board, NotedCalls
 from specbench.isolation import IsolatedSession, Server
@@ -67,31 +68,6 @@ def suite(*options: str) -> Ran:
             read(record) if record.exists() else None,
             junit.read_text(encoding="utf-8") if junit.exists() else "",
         )
-
-
-def forked(arguments: list[str], out: Path, environment: dict[str, str]) -> int:
-    """pytest in a child of this process, stdout and stderr in a file. Returns the exit code."""
-    child = os.fork()
-    if child == 0:
-        try:
-            signal.alarm(300)  # ends a child that hangs
-            file = os.open(out, os.O_WRONLY | os.O_CREAT, 0o600)
-            os.dup2(file, 1)
-            os.dup2(file, 2)
-            sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-            sys.stderr = sys.__stderr__ = os.fdopen(2, "w", encoding="utf-8", closefd=False)
-            os.environ.pop("CI", None)
-            os.environ.pop("GITHUB_ACTIONS", None)
-            os.environ |= {"COLUMNS": "200", **environment}
-            os.chdir(ROOT)
-            code = int(pytest.main(arguments))
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        finally:
-            os._exit(99)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
 
 
 def isolated(target: str, keyword: str, *options: str) -> Ran:

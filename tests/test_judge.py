@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from sessions import session_on
 
 from specbench.cases import decode
 from specbench.checks import CHECKS
 from specbench.claims import CLAIMS
 from specbench.judge import Failed, RunSession, Skipped, parse_replay
-from specbench.loading import Target
 from specbench.profiles import Profile
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, ClaimRecord
 from specbench.reference.faults.bank import FAULTS
@@ -35,9 +35,7 @@ wrong = _load()
 
 
 def fresh(adapter: Any, seed: int = 3) -> RunSession:
-    return RunSession(
-        Target("mine:Adapter", adapter), model="none", profile=FEW, seed=seed, device="cpu", timeout=0, on_hang=print
-    )
+    return session_on(adapter, name="mine:Adapter", profile=FEW, seed=seed)
 
 
 @cache

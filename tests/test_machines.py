@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
+from sessions import session_on
 
 from specbench.cases import OPS, MachineCase, Op, decode, encode, tokens_of
 from specbench.checks.machine import check_machine
 from specbench.claims import MachineMismatch
-from specbench.judge import RunSession
-from specbench.loading import Target
 from specbench.machines import MAX_OPS, machine_for
-from specbench.profiles import PROFILES
 from specbench.record import ClaimRecord
 from specbench.reduce import reduce_case
 from specbench.reference.decoder import Decoder
@@ -149,15 +147,3 @@ def test_the_operation_that_breaks_is_named() -> None:
 
 def test_a_tree_of_a_machine_case_is_a_tree() -> None:
     assert DraftTree.of(WHOLE.ops[3].numbers, WHOLE.ops[3].parents).num_drafts == 3
-
-
-def session_on(adapter: Any) -> RunSession:
-    return RunSession(
-        Target("it", adapter),
-        model="none",
-        profile=PROFILES["quick"],
-        seed=0,
-        device="cpu",
-        timeout=0,
-        on_hang=lambda sentence: None,
-    )

@@ -52,7 +52,7 @@ def test_the_scenario_accepts_what_it_scripts() -> None:
     """All, none, one, all, then no room to draft; plain steps; the last sibling and its child, all."""
     subject, case = subject_on(ReferenceTarget()), BatchCase(rows=ROWS)
     requests = [Request(row.prompt, row.max_new_tokens) for row in ROWS]
-    generations = subject.open(case, drafter=drafter_of(subject, case)).generate_batch(requests)
+    generations = subject.open(case, drafter=drafter_of(subject, case, requests)).generate_batch(requests)
     assert [[len(one.path) for one in each.rounds] for each in generations] == ACCEPTED
 
 

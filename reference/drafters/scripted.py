@@ -33,12 +33,20 @@ class RoundScript:
 class ScriptedDrafter:
     """Plays one `RoundScript` a round, over and over.
 
-    expected: prompt and the tokens that plain decoding emits after it. When the context leaves `expected`, or runs past
-    its end, the fillers stand as they are. The budget is not obeyed: a decoder must cut its output by itself.
+    expected: prompt and the tokens that plain decoding emits after it; later: the same for later turns, behind other
+    texts. When the context leaves them all, or runs past their ends, the fillers stand as they are. The budget is not
+    obeyed: a decoder must cut its output by itself.
     """
 
-    def __init__(self, expected: Sequence[int], rounds: Sequence[RoundScript], *, vocab_size: int) -> None:
-        self._expected = list(expected)
+    def __init__(
+        self,
+        expected: Sequence[int],
+        rounds: Sequence[RoundScript],
+        *,
+        vocab_size: int,
+        later: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self._texts = [list(expected), *map(list, later)]
         self._rounds = list(rounds)
         self._vocab_size = vocab_size
         self._num_played = 0
@@ -50,7 +58,8 @@ class ScriptedDrafter:
             return root_only(context[-1])
         script = self._rounds[self._num_played % len(self._rounds)]
         self._num_played += 1
-        return play(script, context, self._expected, self._vocab_size)
+        going_on = [text for text in self._texts if text[: len(context)] == list(context)]
+        return play(script, context, max(going_on, key=len, default=[]), self._vocab_size)
 
 
 def play(script: RoundScript, context: Sequence[int], expected: Sequence[int], vocab_size: int) -> DraftTree:

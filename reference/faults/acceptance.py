@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from specbench.reference.faults.fault import Fault
 from specbench.reference.verify import argmax_lowest
 from specbench.steps import Emission, Steps
 from specbench.tree import DraftTree
-from specbench.types import Stop, VerifyResult
+from specbench.types import VerifyResult
 
 
 def _own_row(steps: Steps) -> Steps:
@@ -54,10 +54,8 @@ def _bonus_by_depth(steps: Steps) -> Steps:
 
 
 def _correction_twice(steps: Steps) -> Steps:
-    def emit(
-        tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
-    ) -> Emission:
-        one = steps.emit(tree, result, stop=stop, num_remaining=num_remaining, output=output)
+    def emit(tree: DraftTree, result: VerifyResult, *, num_remaining: int, **rest: Any) -> Emission:
+        one = steps.emit(tree, result, num_remaining=num_remaining, **rest)
         if result.path or one.finish_reason or len(one.tokens) == num_remaining or tree.num_drafts == 0:
             return one
         return Emission((*one.tokens, one.tokens[-1]), None)

@@ -18,7 +18,13 @@ def unchanged(steps: Steps) -> Steps:
 @dataclass(frozen=True)
 class Fault:
     """id: attribute-like name. fault_class: as in the catalogue of real bugs. plant: good steps in, faulty steps out,
-    with fresh state each time it is called. target: the whole faulty target, where the fault is in no step."""
+    with fresh state each time it is called. target: the whole faulty target, where the fault is in no step.
+
+    origin: a public report or fix of such a fault, `owner/repository#number`; empty where none is known. subtle: what it
+    needs beside any draft at all, empty where any reasonable test shows it. kin: a name shared by faults that are one
+    mechanism with another constant or in another place, empty where there is none: naming one of them by another would
+    prove nothing.
+    """
 
     id: str
     fault_class: str
@@ -27,6 +33,9 @@ class Fault:
     claim: str
     plant: Callable[[Steps], Steps] = unchanged
     target: Callable[[], Any] | None = None
+    origin: str = ""
+    subtle: str = ""
+    kin: str = ""
 
     def make(self) -> Any:
         """A fresh faulty target."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,6 @@ from specbench.protocols import Cache, LanguageModel
 from specbench.reference.decoder import Decoder, DecodingSession
 from specbench.reference.faults.fault import Fault
 from specbench.reference.layouts import flatten_causal
-from specbench.reference.model import LlamaModel
 from specbench.reference.target import ReferenceTarget
 from specbench.reference.verify import threshold_walk
 from specbench.steps import FlatTree, Steps, WalkStep
@@ -56,25 +54,6 @@ def _dry_run(steps: Steps) -> Steps:
         return steps.forward(model, flat, cache, taps=taps)
 
     return replace(steps, forward=forward)
-
-
-def _first_row_hidden(model: LanguageModel) -> LanguageModel:
-    """The oldest cached row is masked out in the last layer, as by a mask that is one column short. Planted in our own
-    models only; any other is handed on as it is."""
-    inner = getattr(model, "_model", model)  # a counting wrapper hands its model on
-    if not isinstance(inner, LlamaModel):
-        return model
-    faulty = copy.copy(inner)
-
-    def attention_weights(
-        q: Tensor, k: Tensor, block_mask: Tensor, q_positions: Tensor, k_positions: Tensor, layer: int
-    ) -> Tensor:
-        if layer == inner.num_layers - 1 and k.shape[2] > q.shape[2]:
-            k_positions = torch.where(torch.arange(k.shape[2], device=k.device) == 0, -1, k_positions)
-        return inner._attention_weights(q, k, block_mask, q_positions, k_positions, layer)
-
-    faulty._attention_weights = attention_weights  # type: ignore[method-assign]
-    return faulty
 
 
 class _SimilarPromptReused(Decoder):
@@ -136,14 +115,6 @@ FAULTS = (
         "a shorter text after a longer one",
         "kv.machine",
         _base_never_falls,
-    ),
-    Fault(
-        "first_row_hidden",
-        "mask-missing-ancestor",
-        "the last layer does not see the oldest row of the prefix",
-        "a prefix of one token",
-        "tree.sensitivity",
-        target=lambda: ReferenceTarget(plant_model=_first_row_hidden),
     ),
     Fault(
         "encoded_twice",

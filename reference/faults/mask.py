@@ -105,6 +105,20 @@ def _second_layer_unmasked(model: LlamaModel) -> None:
     model._attention_weights = attention_weights  # type: ignore[method-assign]
 
 
+def _first_row_hidden(model: LlamaModel) -> None:
+    """The oldest cached row is masked out in the last layer, as by a mask that is one column short."""
+    right = model._attention_weights
+
+    def attention_weights(
+        q: Tensor, k: Tensor, block_mask: Tensor, q_positions: Tensor, k_positions: Tensor, layer: int
+    ) -> Tensor:
+        if layer == model.num_layers - 1 and k.shape[2] > q.shape[2]:
+            k_positions = torch.where(torch.arange(k.shape[2], device=k.device) == 0, -1, k_positions)
+        return right(q, k, block_mask, q_positions, k_positions, layer)
+
+    model._attention_weights = attention_weights  # type: ignore[method-assign]
+
+
 def _heads_modulo(model: LlamaModel) -> None:
     group = model.config.num_heads // model.config.num_kv_heads
 
@@ -193,5 +207,13 @@ FAULTS = (
         "two drafts in different branches",
         "tree.noninterference",
         target=_with_attention(_finite_mask),
+    ),
+    Fault(
+        "first_row_hidden",
+        "mask-missing-ancestor",
+        "the last layer does not see the oldest row of the prefix",
+        "a prefix of one token",
+        "tree.sensitivity",
+        target=_with_attention(_first_row_hidden),
     ),
 )

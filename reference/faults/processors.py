@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.reference.faults.fault import Fault
 from specbench.reference.processors import process_row
-from specbench.steps import ProcessStep, Steps
+from specbench.steps import Steps
 from specbench.tree import DraftTree
-from specbench.types import Sampling, Stop
+from specbench.types import Sampling
 
 # (tree, context, node) -> the history that the node's row is processed with.
 Histories = Callable[[DraftTree, Sequence[int], int], Sequence[int]]
@@ -22,34 +23,13 @@ def _with_histories(make: Callable[[], Histories]) -> Callable[[Steps], Steps]:
     def plant(steps: Steps) -> Steps:
         histories = make()
 
-        def process(
-            tree: DraftTree,
-            target_logits: Tensor,
-            *,
-            context: Sequence[int],
-            num_prompt: int,
-            sampling: Sampling,
-            stop: Stop,
-        ) -> Tensor:
-            rows = [
-                process_row(
-                    target_logits[node],
-                    histories(tree, context, node),
-                    num_prompt=num_prompt,
-                    sampling=sampling,
-                    stop=stop,
-                )
-                for node in range(tree.num_nodes)
-            ]
+        def process(tree: DraftTree, target_logits: Tensor, *, context: Sequence[int], **rest: Any) -> Tensor:
+            rows = [process_row(row, histories(tree, context, node), **rest) for node, row in enumerate(target_logits)]
             return torch.stack(rows)
 
         return replace(steps, process=process)
 
     return plant
-
-
-def _right(tree: DraftTree, context: Sequence[int], node: int) -> list[int]:
-    return [*context, *tree.path_tokens(node)[1:]]
 
 
 def _committed_only(tree: DraftTree, context: Sequence[int], node: int) -> Sequence[int]:
@@ -87,46 +67,28 @@ def _path_twice(tree: DraftTree, context: Sequence[int], node: int) -> Sequence[
 
 
 def _only_root_processed(steps: Steps) -> Steps:
-    def process(
-        tree: DraftTree,
-        target_logits: Tensor,
-        *,
-        context: Sequence[int],
-        num_prompt: int,
-        sampling: Sampling,
-        stop: Stop,
-    ) -> Tensor:
-        out = target_logits.clone()
-        out[0] = process_row(out[0], context, num_prompt=num_prompt, sampling=sampling, stop=stop)
-        return out
+    def process(tree: DraftTree, target_logits: Tensor, *, context: Sequence[int], **rest: Any) -> Tensor:
+        return torch.stack([process_row(target_logits[0], context, **rest), *target_logits[1:]])
 
     return replace(steps, process=process)
 
 
 def _twice(steps: Steps) -> Steps:
-    def process(tree: DraftTree, target_logits: Tensor, **keywords: object) -> Tensor:
-        again: ProcessStep = steps.process
-        return again(tree, again(tree, target_logits, **keywords), **keywords)  # type: ignore[arg-type]
+    def process(tree: DraftTree, target_logits: Tensor, **rest: Any) -> Tensor:
+        return steps.process(tree, steps.process(tree, target_logits, **rest), **rest)
 
     return replace(steps, process=process)
 
 
 def _divides_all(steps: Steps) -> Steps:
     def process(
-        tree: DraftTree,
-        target_logits: Tensor,
-        *,
-        context: Sequence[int],
-        num_prompt: int,
-        sampling: Sampling,
-        stop: Stop,
+        tree: DraftTree, target_logits: Tensor, *, context: Sequence[int], sampling: Sampling, **rest: Any
     ) -> Tensor:
         rows = target_logits.clone()
         for node in range(tree.num_nodes):
-            seen = sorted(set(_right(tree, context, node)))
-            rows[node, seen] /= sampling.repetition_penalty
+            rows[node, sorted({*context, *tree.path_tokens(node)})] /= sampling.repetition_penalty
         others = replace(sampling, repetition_penalty=1.0)
-        return steps.process(tree, rows, context=context, num_prompt=num_prompt, sampling=others, stop=stop)
+        return steps.process(tree, rows, context=context, sampling=others, **rest)
 
     return replace(steps, process=process)
 

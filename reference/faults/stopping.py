@@ -14,7 +14,7 @@ from specbench.reference.faults.fault import Fault
 from specbench.reference.target import ReferenceTarget
 from specbench.steps import Emission, Steps
 from specbench.tree import DraftTree
-from specbench.types import Round, Sampling, Stop, VerifyResult
+from specbench.types import Round, Stop, VerifyResult
 
 
 def _last_token_only(steps: Steps) -> Steps:
@@ -30,20 +30,15 @@ def _last_token_only(steps: Steps) -> Steps:
 
 
 def _round_only(steps: Steps) -> Steps:
-    def emit(
-        tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
-    ) -> Emission:
-        return steps.emit(tree, result, stop=stop, num_remaining=num_remaining, output=())
+    def emit(tree: DraftTree, result: VerifyResult, *, output: Sequence[int] = (), **rest: Any) -> Emission:
+        return steps.emit(tree, result, output=(), **rest)
 
     return replace(steps, emit=emit)
 
 
 def _sequence_at_the_end(steps: Steps) -> Steps:
-    def emit(
-        tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
-    ) -> Emission:
-        tokens_only = replace(stop, stop_sequences=())
-        one = steps.emit(tree, result, stop=tokens_only, num_remaining=num_remaining, output=output)
+    def emit(tree: DraftTree, result: VerifyResult, *, stop: Stop, output: Sequence[int] = (), **rest: Any) -> Emission:
+        one = steps.emit(tree, result, stop=replace(stop, stop_sequences=()), output=output, **rest)
         return Emission(one.tokens, stop.reason_at([*output, *one.tokens]) or one.finish_reason)
 
     return replace(steps, emit=emit)
@@ -51,13 +46,7 @@ def _sequence_at_the_end(steps: Steps) -> Steps:
 
 def _least_length_of_the_round(steps: Steps) -> Steps:
     def process(
-        tree: DraftTree,
-        target_logits: Tensor,
-        *,
-        context: Sequence[int],
-        num_prompt: int,
-        sampling: Sampling,
-        stop: Stop,
+        tree: DraftTree, target_logits: Tensor, *, context: Sequence[int], num_prompt: int, stop: Stop, **rest: Any
     ) -> Tensor:
         # Decided once a round for all rows: a row deep in the tree stands behind more tokens than the root.
         if len(context) - num_prompt < stop.min_new_tokens:
@@ -69,20 +58,16 @@ def _least_length_of_the_round(steps: Steps) -> Steps:
 
 
 def _limit_first(steps: Steps) -> Steps:
-    def emit(
-        tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
-    ) -> Emission:
-        one = steps.emit(tree, result, stop=stop, num_remaining=num_remaining, output=output)
+    def emit(tree: DraftTree, result: VerifyResult, *, num_remaining: int, **rest: Any) -> Emission:
+        one = steps.emit(tree, result, num_remaining=num_remaining, **rest)
         return Emission(one.tokens, "length" if len(one.tokens) == num_remaining else one.finish_reason)
 
     return replace(steps, emit=emit)
 
 
 def _one_short(steps: Steps) -> Steps:
-    def emit(
-        tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
-    ) -> Emission:
-        one = steps.emit(tree, result, stop=stop, num_remaining=num_remaining, output=output)
+    def emit(tree: DraftTree, result: VerifyResult, **rest: Any) -> Emission:
+        one = steps.emit(tree, result, **rest)
         if one.finish_reason == "length" and len(one.tokens) > 1:
             return Emission(one.tokens[:-1], "length")
         return one
@@ -91,21 +76,17 @@ def _one_short(steps: Steps) -> Steps:
 
 
 def _gives_up(steps: Steps) -> Steps:
-    def emit(
-        tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
-    ) -> Emission:
-        one = steps.emit(tree, result, stop=stop, num_remaining=num_remaining, output=output)
+    def emit(tree: DraftTree, result: VerifyResult, **rest: Any) -> Emission:
+        one = steps.emit(tree, result, **rest)
         return one if result.path or tree.num_drafts == 0 else Emission(one.tokens, "length")
 
     return replace(steps, emit=emit)
 
 
 def _least_length_off_by_one(steps: Steps) -> Steps:
-    def emit(
-        tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
-    ) -> Emission:
+    def emit(tree: DraftTree, result: VerifyResult, *, stop: Stop, **rest: Any) -> Emission:
         early = replace(stop, min_new_tokens=max(0, stop.min_new_tokens - 1))
-        return steps.emit(tree, result, stop=early, num_remaining=num_remaining, output=output)
+        return steps.emit(tree, result, stop=early, **rest)
 
     return replace(steps, emit=emit)
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from specbench import claims
 from specbench.cases import BatchCase, Case, WalkBatchCase
+from specbench.checks.generation import scripts_of, stretch
+from specbench.checks.processors import penalties_of
 from specbench.checks.stopping import judge_end
 from specbench.checks.walk import walk_logits
 from specbench.claims import Facts, Violation
 from specbench.probe import Probe
-from specbench.protocols import Coins, Drafter
+from specbench.protocols import Drafter
 from specbench.record import ClaimRecord
-from specbench.reference.drafters.scripted import RoundScript, play
+from specbench.reference.drafters.scripted import ScriptedDrafter
 from specbench.subjects import Subject
 from specbench.tree import DraftTree, root_only
-from specbench.types import GREEDY, NEVER_STOP, Generation, Request, Sampling, Stop, VerifyResult
+from specbench.types import GREEDY, NEVER_STOP, Generation, Request, Stop, VerifyResult
 
 
 def check_verify(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -55,7 +59,8 @@ def _check_rows(violation: type[Violation], subject: Subject, case: Case, record
     """Every row is plain decoding's, ties excused as anywhere; where computing is exact also its solo run's."""
     assert isinstance(case, BatchCase)
     requests = [request_of(subject, case, idx) for idx in range(len(case.rows))]
-    generations = subject.open(case, drafter=drafter_of(subject, case)).generate_batch(requests)
+    probe = subject.open(case, drafter=drafter_of(subject, case, requests))
+    generations = probe.generate_batch(requests)
     for idx, (request, generation) in enumerate(zip(requests, generations, strict=True)):
         row = case.alone(idx)
         try:
@@ -70,17 +75,15 @@ def _check_rows(violation: type[Violation], subject: Subject, case: Case, record
                 sampling=request.sampling,
             )
             if subject.exact:
-                _check_solo_run(violation, subject, case, request, generation)
+                solo = subject.open(case, drafter=drafter_of(subject, case, requests))
+                _check_solo_run(violation, solo, request, generation)
         except violation as found:
             prompt = f"prompt {list(row.prompt)}" if len(row.prompt) <= 8 else f"prompt of {len(row.prompt)} tokens"
             headline = f"row {idx} of {len(requests)}, {prompt}: {found.facts.headline}"
             raise violation(replace(found.facts, headline=headline)) from None
 
 
-def _check_solo_run(
-    violation: type[Violation], subject: Subject, case: BatchCase, request: Request, generation: Generation
-) -> None:
-    probe: Probe = subject.open(case, drafter=drafter_of(subject, case))
+def _check_solo_run(violation: type[Violation], probe: Probe, request: Request, generation: Generation) -> None:
     solo = probe.generate(
         request.prompt, max_new_tokens=request.max_new_tokens, sampling=request.sampling, stop=request.stop
     )
@@ -100,29 +103,23 @@ def request_of(subject: Subject, case: BatchCase, idx: int) -> Request:
     stop sequence are taken from what plain decoding says under the row's own penalties."""
     row, sampling, stop = case.rows[idx], GREEDY, NEVER_STOP
     if "penalties" in subject.has:
-        sampling = Sampling(
-            repetition_penalty=row.repetition / 100,
-            presence_penalty=row.presence / 100,
-            frequency_penalty=row.frequency / 100,
-        )
+        sampling = penalties_of(row)
     plain = subject.plain_text(case.alone(idx), row.prompt, row.max_new_tokens, sampling=sampling)
     if plain and row.eos_idx >= 0:
         stop = Stop((plain[row.eos_idx % len(plain)],))
     if plain and row.stop_len and "stop_sequences" in subject.has:
-        first = row.stop_from % len(plain)
-        stop = replace(stop, stop_sequences=(plain[first : first + row.stop_len],))
+        stop = replace(stop, stop_sequences=(stretch(plain, row.stop_from, row.stop_len),))
     if stop != NEVER_STOP and "min_new_tokens" in subject.has:
         stop = replace(stop, min_new_tokens=row.min_new_tokens)
     return Request(row.prompt, row.max_new_tokens, sampling=sampling, stop=stop, arrival=row.arrival)
 
 
-def drafter_of(subject: Subject, case: BatchCase) -> Drafter | None:
+def drafter_of(subject: Subject, case: BatchCase, requests: Sequence[Request]) -> Drafter | None:
     """A few tokens beyond the limit and the stop are known to it, so that both also fall inside an accepted run."""
     if "build" not in subject.has:
         return None
     texts = []
-    for idx in range(len(case.rows)):
-        request = request_of(subject, case, idx)
+    for idx, request in enumerate(requests):
         text = subject.plain_text(
             case.alone(idx),
             request.prompt,
@@ -132,9 +129,12 @@ def drafter_of(subject: Subject, case: BatchCase) -> Drafter | None:
             past_stop=True,
         )
         texts.append((*request.prompt, *text))
-    scripts = [[RoundScript(one.tokens, one.parents, one.accept) for one in row.rounds] for row in case.rows]
-    prompts = [row.prompt for row in case.rows]
-    return _RowsDrafter(prompts, texts, scripts, vocab_size=subject.vocab_size(case.model))
+    vocab_size = subject.vocab_size(case.model)
+    drafters = [
+        ScriptedDrafter(text, scripts_of(row.rounds), vocab_size=vocab_size)
+        for text, row in zip(texts, case.rows, strict=True)
+    ]
+    return _RowsDrafter([row.prompt for row in case.rows], texts, drafters)
 
 
 @dataclass
@@ -144,20 +144,11 @@ class _RowsDrafter:
 
     prompts: list[tuple[int, ...]]
     texts: list[tuple[int, ...]]
-    scripts: list[list[RoundScript]]
-    vocab_size: int
-    num_played: dict[int, int] = field(default_factory=dict)
+    drafters: list[ScriptedDrafter]
 
-    def draft(
-        self, context: list[int], *, max_nodes: int, max_depth: int, sampling: Sampling, coins: Coins
-    ) -> DraftTree:
+    def draft(self, context: list[int], **asked: Any) -> DraftTree:
         row = self._row_of(tuple(context))
-        if row is None or not self.scripts[row]:
-            return root_only(context[-1])
-        number = self.num_played.get(row, 0)
-        self.num_played[row] = number + 1
-        script = self.scripts[row][number % len(self.scripts[row])]
-        return play(script, context, self.texts[row], self.vocab_size)
+        return root_only(context[-1]) if row is None else self.drafters[row].draft(context, **asked)
 
     def _row_of(self, context: tuple[int, ...]) -> int | None:
         """The row whose text goes on from the context, else one whose prompt begins it. Rows that share a text are one

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from specbench import claims
-from specbench.cases import Case, GenerationCase, StopCase
+from specbench.cases import Case, CommitRound, GenerationCase, StopCase
 from specbench.checks.budget import note_flips
 from specbench.checks.cells import note_round
 from specbench.checks.noise import token_bound
@@ -217,11 +218,10 @@ def make_drafter(
         return None
     model = subject.bank.model(case.model)
     if case.drafter == "scripted":
-        scripts = [RoundScript(one.tokens, one.parents, one.accept) for one in case.rounds]
         # A few tokens beyond the limit and the stop, so that they also fall inside an accepted run.
         num_tokens = case.max_new_tokens + 3
         plain = subject.plain_text(case, case.prompt, num_tokens, sampling=sampling, stop=stop, past_stop=True)
-        return ScriptedDrafter([*case.prompt, *plain], scripts, vocab_size=model.vocab_size)
+        return ScriptedDrafter([*case.prompt, *plain], scripts_of(case.rounds), vocab_size=model.vocab_size)
     if case.drafter == "runner_up":
         return ModelDrafter(model, widths=(1, 1), first_ranks=(0, 1))
     if case.drafter in DRAFTERS:
@@ -237,6 +237,17 @@ def generate(
     probe.generate(case.prompt[:1], max_new_tokens=2)
     generation = probe.generate(case.prompt, max_new_tokens=case.max_new_tokens, sampling=sampling, stop=stop)
     return probe, generation
+
+
+def scripts_of(rounds: Sequence[CommitRound]) -> list[RoundScript]:
+    """What a case says of each round, as a scripted drafter plays it."""
+    return [RoundScript(one.tokens, one.parents, one.accept) for one in rounds]
+
+
+def stretch(plain: tuple[int, ...], first: int, length: int) -> tuple[int, ...]:
+    """Up to `length` tokens of what plain decoding says, from token `first` on, counted round and round."""
+    first %= max(len(plain), 1)
+    return plain[first : first + length]
 
 
 def rounds_of(generation: Generation, case: GenerationCase) -> tuple[Round, ...]:

@@ -7,8 +7,8 @@ from collections import Counter
 from torch import Tensor
 
 from specbench import claims
-from specbench.cases import Case, GenerationCase, ProcessorCase
-from specbench.checks.generation import generate, token_facts
+from specbench.cases import BatchRequest, Case, GenerationCase, ProcessorCase
+from specbench.checks.generation import generate, stretch, token_facts
 from specbench.checks.stopping import judge_end, judge_stopped
 from specbench.claims import Facts
 from specbench.record import ClaimRecord
@@ -19,12 +19,7 @@ from specbench.types import NEVER_STOP, Automaton, Generation, Sampling
 
 def check_penalties(subject: Subject, case: Case, record: ClaimRecord) -> None:
     assert isinstance(case, ProcessorCase)
-    sampling = Sampling(
-        repetition_penalty=case.repetition / 100,
-        presence_penalty=case.presence / 100,
-        frequency_penalty=case.frequency / 100,
-    )
-    judge_stopped(claims.PenaltyMismatch, subject, case, NEVER_STOP, record, sampling=sampling)
+    judge_stopped(claims.PenaltyMismatch, subject, case, NEVER_STOP, record, sampling=penalties_of(case))
 
 
 def check_bad_words(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -33,8 +28,7 @@ def check_bad_words(subject: Subject, case: Case, record: ClaimRecord) -> None:
     plain = subject.plain_text(case, case.prompt, case.max_new_tokens)
     if not plain:
         return
-    starts = [(first % len(plain), length) for first, length in case.bans]
-    banned = tuple(dict.fromkeys(plain[first : first + length] for first, length in starts))
+    banned = tuple(dict.fromkeys(stretch(plain, first, length) for first, length in case.bans))
     sampling = Sampling(bad_words=banned)
     expected = subject.plain_text(case, case.prompt, case.max_new_tokens, sampling=sampling)
     if any(_holds(expected, idx, one) for idx in range(len(expected)) for one in banned):
@@ -91,6 +85,15 @@ def check_history(subject: Subject, case: Case, record: ClaimRecord) -> None:
     for history in needed:
         if history not in seen:
             _raise(f"no processor was given the history {list(history)}, whose next token is emitted", rows, None)
+
+
+def penalties_of(numbers: ProcessorCase | BatchRequest) -> Sampling:
+    """The penalties that a case, or a row of one, gives in hundredths."""
+    return Sampling(
+        repetition_penalty=numbers.repetition / 100,
+        presence_penalty=numbers.presence / 100,
+        frequency_penalty=numbers.frequency / 100,
+    )
 
 
 def _holds(text: tuple[int, ...], at: int, sequence: tuple[int, ...]) -> bool:

@@ -10,17 +10,19 @@ from torch import Tensor
 
 from specbench import claims
 from specbench.cases import Case, CommitRound, GenerationCase
+from specbench.checks.generation import scripts_of
 from specbench.claims import Facts
 from specbench.compare import first_difference
 from specbench.lockstep import LockStep, OutOfStep
 from specbench.protocols import Cache, LanguageModel
 from specbench.record import ClaimRecord
 from specbench.reference.decoder import Decoder
-from specbench.reference.drafters.scripted import RoundScript, ScriptedDrafter
+from specbench.reference.drafters.scripted import ScriptedDrafter
 from specbench.steps import FlatTree
 from specbench.subjects import Subject
 from specbench.tree import DraftTree
 from specbench.types import Generation, Taps
+from specbench.wrapping import WrappedModel
 
 NUM_RANKS = 2
 WAIT = 60.0  # seconds a rank waits for the other: no limit on a slow target, only on one that never comes
@@ -61,36 +63,21 @@ def check_agree(subject: Subject, case: Case, record: ClaimRecord) -> None:
         )
 
 
-class TiedModel:
+class TiedModel(WrappedModel):
     """`model` with the logits of tokens 0 and 1, 2 and 3, ... tied in pairs, up to rounding that differs by rank."""
 
     def __init__(self, model: LanguageModel, rank: int) -> None:
-        self._model = model
+        super().__init__(model)
         self._rank = rank
 
-    @property
-    def vocab_size(self) -> int:
-        return self._model.vocab_size
-
-    @property
-    def num_layers(self) -> int:
-        return self._model.num_layers
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._model.dtype
-
-    def new_cache(self, kind: str = "contiguous") -> Cache:
-        return self._model.new_cache(kind)
-
     def forward(self, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
-        return self._tied(self._model.forward(flat, cache, taps=taps))
+        return self._tied(super().forward(flat, cache, taps=taps))
 
     def causal(self, tokens: Tensor, *, taps: Taps | None = None) -> Tensor:
-        return self._tied(self._model.causal(tokens, taps=taps))
+        return self._tied(super().causal(tokens, taps=taps))
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
-        return self._tied(self._model.logits(tokens))
+        return self._tied(super().logits(tokens))
 
     def _tied(self, logits: Tensor) -> Tensor:
         """logits: float [..., V]. The second of a pair gets the first one's, moved by a few units in the last place."""
@@ -106,8 +93,7 @@ def _drafter(case: GenerationCase, model: TiedModel, rank: int) -> ScriptedDraft
     what plain decoding says on their own rank."""
     rounds = case.rounds if rank == 0 else [_other_seed(one, model.vocab_size) for one in case.rounds]
     plain = Decoder(model).generate(case.prompt, max_new_tokens=case.max_new_tokens + 3).tokens
-    scripts = [RoundScript(one.tokens, one.parents, one.accept) for one in rounds]
-    return ScriptedDrafter([*case.prompt, *plain], scripts, vocab_size=model.vocab_size)
+    return ScriptedDrafter([*case.prompt, *plain], scripts_of(rounds), vocab_size=model.vocab_size)
 
 
 def _other_seed(one: CommitRound, vocab_size: int) -> CommitRound:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from specbench import claims
 from specbench.cases import Case, ChunkCase, CommitCase
 from specbench.checks.cache import (
+    ExpectedLogits,
     PlannedRound,
     compare_cache,
     compare_length,
@@ -28,10 +29,7 @@ from specbench.tree import DraftTree, root_only
 def check_dead_rows(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """Everything that must not be read is overwritten before each forward, whose logits must not notice."""
     assert isinstance(case, CommitCase)
-    rounds = planned(case)
-    logits = [expected_logits(subject, case, one.before[:-1], one.tree) for one in rounds]
-    last = rounds[-1].after
-    next_logits = expected_logits(subject, case, last[:-1], root_only(last[-1]))
+    rounds, logits, next_logits = _expected(subject, case)
     probe = subject.open(case)
     probe.prefill(case.prompt[:-1])
     for one, expected in zip(rounds, logits, strict=True):
@@ -125,10 +123,7 @@ def check_chunked(subject: Subject, case: Case, record: ClaimRecord) -> None:
 def check_abort(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """Every round is begun, dropped and begun again; now and then the dropped tree is another one."""
     assert isinstance(case, CommitCase)
-    rounds = planned(case)
-    logits = [expected_logits(subject, case, one.before[:-1], one.tree) for one in rounds]
-    last = rounds[-1].after
-    next_logits = expected_logits(subject, case, last[:-1], root_only(last[-1]))
+    rounds, logits, next_logits = _expected(subject, case)
     probe = subject.open(case)
     probe.prefill(case.prompt[:-1])
     for one, expected in zip(rounds, logits, strict=True):
@@ -140,6 +135,14 @@ def check_abort(subject: Subject, case: Case, record: ClaimRecord) -> None:
         compare_logits(claims.AbortMismatch, probe, expected, record, when)
         probe.commit(one.path)
     compare_logits(claims.AbortMismatch, probe, next_logits, record, " in the next round")
+
+
+def _expected(subject: Subject, case: CommitCase) -> tuple[list[PlannedRound], list[ExpectedLogits], ExpectedLogits]:
+    """The rounds, the logits of each, and those behind the last one."""
+    rounds = planned(case)
+    logits = [expected_logits(subject, case, one.before[:-1], one.tree) for one in rounds]
+    last = rounds[-1].after
+    return rounds, logits, expected_logits(subject, case, last[:-1], root_only(last[-1]))
 
 
 def _play(probe: Probe, one: PlannedRound) -> None:

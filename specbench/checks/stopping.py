@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from specbench import claims
 from specbench.cases import Case, GenerationCase, StopCase
@@ -13,14 +13,15 @@ from specbench.checks.generation import (
     generate,
     judge_tokens,
     make_drafter,
+    scripts_of,
+    stretch,
     token_facts,
 )
 from specbench.claims import Violation
-from specbench.protocols import Coins, Drafter
+from specbench.protocols import Drafter
 from specbench.record import ClaimRecord
-from specbench.reference.drafters.scripted import RoundScript, play
+from specbench.reference.drafters.scripted import ScriptedDrafter
 from specbench.subjects import Subject
-from specbench.tree import DraftTree, root_only
 from specbench.types import GREEDY, NEVER_STOP, Generation, Sampling, Stop
 
 
@@ -42,8 +43,7 @@ def check_sequences(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """The sequence is cut out of plain decoding's own output; a second one shares its start and never comes."""
     assert isinstance(case, StopCase)
     plain = subject.plain_text(case, case.prompt, case.max_new_tokens)
-    first = case.stop_from % max(len(plain), 1)
-    sequence = plain[first : first + case.stop_len]
+    sequence = stretch(plain, case.stop_from, case.stop_len)
     if not sequence:
         return
     unseen = _unseen(subject, case, plain)
@@ -63,10 +63,10 @@ def check_min_tokens(subject: Subject, case: Case, record: ClaimRecord) -> None:
             ends = ends[1:]  # something must be left to say before the least length
         stop = Stop(ends, min_new_tokens=case.min_new_tokens)
         judge_stopped(claims.MinTokensMismatch, subject, case, stop, record)
-        first = case.stop_from % len(plain)
-        sequence = plain[first : first + case.stop_len]
+        sequence = stretch(plain, case.stop_from, case.stop_len)
         if sequence and "stop_sequences" in subject.has:
-            stop = Stop(stop_sequences=(sequence,), min_new_tokens=first + len(sequence))
+            least = case.stop_from % len(plain) + len(sequence)
+            stop = Stop(stop_sequences=(sequence,), min_new_tokens=least)
             judge_stopped(claims.MinTokensMismatch, subject, case, stop, record)
 
 
@@ -108,8 +108,7 @@ def _stop_of_turn(subject: Subject, case: StopCase, plain: tuple[int, ...], numb
     eos = () if case.eos_idx < 0 or not plain else (plain[case.eos_idx % len(plain)],)
     if number % 2 == 0 or not plain:
         return Stop(eos)
-    first = case.stop_from % len(plain)
-    sequence = plain[first : first + case.stop_len]
+    sequence = stretch(plain, case.stop_from, case.stop_len)
     return Stop(
         eos,
         stop_sequences=(sequence,) if sequence and "stop_sequences" in subject.has else (),
@@ -199,25 +198,5 @@ def _drafter_for_turns(
         text = (*text, *added)
         texts.append((*text, *subject.plain_text(case, text, case.max_new_tokens + 3, stop=stop, past_stop=True)))
         text = (*text, *subject.plain_text(case, text, case.max_new_tokens, stop=stop))
-    scripts = [RoundScript(one.tokens, one.parents, one.accept) for one in case.rounds]
-    return _TurnsDrafter(texts, scripts, vocab_size=subject.vocab_size(case.model))
-
-
-@dataclass
-class _TurnsDrafter:
-    """A script over several turns: what comes next is looked up in the text that goes on from the context."""
-
-    texts: list[tuple[int, ...]]
-    scripts: list[RoundScript]
-    vocab_size: int
-    num_played: int = 0
-
-    def draft(
-        self, context: list[int], *, max_nodes: int, max_depth: int, sampling: Sampling, coins: Coins
-    ) -> DraftTree:
-        if not self.scripts:
-            return root_only(context[-1])
-        script = self.scripts[self.num_played % len(self.scripts)]
-        self.num_played += 1
-        going_on = [text for text in self.texts if list(text[: len(context)]) == context]
-        return play(script, context, max(going_on, key=len, default=()), self.vocab_size)
+    first, *later = texts
+    return ScriptedDrafter(first, scripts_of(case.rounds), vocab_size=subject.vocab_size(case.model), later=later)
