@@ -10,7 +10,7 @@ from specbench.protocols import Drafter, LanguageModel
 from specbench.reference.batch import BATCH_STEPS, BatchSteps
 from specbench.reference.batch_layouts import BATCH_LAYOUTS
 from specbench.reference.decoder import Decoder
-from specbench.reference.drafters.by_name import DRAFTERS, SELF_DRAFTERS
+from specbench.reference.drafters.by_name import DRAFTERS, LOOKUP_DRAFTERS, SELF_DRAFTERS
 from specbench.reference.layouts import LAYOUTS
 from specbench.reference.steps import STEPS
 from specbench.steps import Steps
@@ -19,7 +19,8 @@ from specbench.steps import Steps
 class ReferenceTarget:
     """plant, plant_batch, plant_group, plant_model: turn good steps, batch steps, a group of ranks or models into
     faulty ones, for the fault bank; None leaves them alone. decoder: the class that is built. drafters: by name, each
-    made over a model; self_drafters: those of them that draft what the model itself says."""
+    made over a model; self_drafters: those of them that draft what the model itself says; lookup_drafters: those that
+    draft what stands in the context."""
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class ReferenceTarget:
         decoder: type[Decoder] = Decoder,
         drafters: Mapping[str, Callable[[LanguageModel], Drafter]] = DRAFTERS,
         self_drafters: Sequence[str] = SELF_DRAFTERS,
+        lookup_drafters: Sequence[str] = LOOKUP_DRAFTERS,
     ) -> None:
         self._plant = plant
         self._plant_batch = plant_batch
@@ -40,6 +42,7 @@ class ReferenceTarget:
         self._drafters = dict(drafters)
         self.drafter_names = tuple(drafters)
         self.self_drafters = tuple(self_drafters)
+        self.lookup_drafters = tuple(lookup_drafters)
 
     def build(
         self,
@@ -64,6 +67,24 @@ class ReferenceTarget:
             batch_steps=self._plant_batch(batch_steps) if self._plant_batch else batch_steps,
             group=group,
         )
+
+    @property
+    def planted(self) -> frozenset[str]:
+        """What is not as it should be: names of steps ("walk"), of batch steps ("batch.verify"), "group", "model",
+        "decoder", "drafters"; empty for the correct decoder."""
+        parts: set[str] = set()
+        if self._plant is not None:
+            parts |= {name for name, step in vars(self._plant(STEPS)).items() if step is not getattr(STEPS, name)}
+        if self._plant_batch is not None:
+            planted = vars(self._plant_batch(BATCH_STEPS)).items()
+            parts |= {f"batch.{name}" for name, step in planted if step is not getattr(BATCH_STEPS, name)}
+        others = {
+            "group": self._plant_group is not None,
+            "model": self._plant_model is not None,
+            "decoder": self._decoder is not Decoder,
+            "drafters": self._drafters != dict(DRAFTERS) or self.self_drafters != tuple(SELF_DRAFTERS),
+        }
+        return frozenset(parts | {name for name, is_planted in others.items() if is_planted})
 
     def build_drafter(self, model: LanguageModel, *, name: str = "self_chain") -> Drafter:
         """A fresh drafter over a model. name: one of `drafter_names`."""

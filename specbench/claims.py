@@ -495,7 +495,7 @@ CLAIMS: dict[str, Claim] = {
         Claim(
             "cost.rows",
             1,
-            "forward at most one row a node and the root in each round, and never encode the prefix again",
+            "forward each node and the root once a round, accepted ones at most once more, and never the prefix again",
             ("generate", "rounds", "build"),
             "what is passed to the target forward each round",
         ),
@@ -518,9 +518,9 @@ CLAIMS: dict[str, Claim] = {
             "drafter.tree",
             5,
             "draft a well-formed tree below the last token of the context: parents before children, token ids in the "
-            "vocabulary, no duplicate siblings unless drawn with replacement",
+            "vocabulary, no duplicate siblings unless drawn with replacement; and in it what the target says it drafts",
             ("draft",),
-            "the order of nodes and the parents after sorting or pruning",
+            "the order of nodes and the parents after sorting or pruning, and whose row a node's children come from",
         ),
         Claim(
             "drafter.budget",

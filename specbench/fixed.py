@@ -6,6 +6,7 @@ The profile says how many. Trees are written out so that every run sees width be
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from specbench.cases import (
     ProcessorCase,
     StopCase,
     TreeCase,
+    WalkCase,
 )
 from specbench.coverage import all_shapes, broom, depth_of
 from specbench.profiles import Profile
@@ -151,7 +153,10 @@ def _left_out(claim: str, subject: Subject, profile: Profile) -> str:
 
 def sweep_cases(claim: str, subject: Subject, profile: Profile) -> list[Case]:
     """One round for each cell of the coverage table, so that a thorough run leaves none empty, however it draws. The
-    accepted node is the last one at its depth: off the leftmost path where there is another."""
+    accepted node is the last one at its depth: off the leftmost path where there is another. In any run every walk over
+    a small tree."""
+    if claim == "greedy.walk" and not subject.bank.real:
+        return [*small_walks(), *large_ids()]
     if claim != "kv.commit" or profile.name != "thorough" or len(subject.cache_kinds) == 1:
         return []
     cases: list[Case] = []
@@ -172,6 +177,23 @@ def sweep_cases(claim: str, subject: Subject, profile: Profile) -> list[Case]:
             )
         )
     return cases
+
+
+def small_walks() -> Iterator[WalkCase]:
+    """Every tree of at most two drafts over two tokens, and of three where the later of two copies has a child; each
+    with every token that its rows can say."""
+    for parents in ((-1,), (-1, 0), (-1, 0, 0), (-1, 0, 1), (-1, 0, 0, 2)):
+        for drafts in itertools.product(range(2), repeat=len(parents) - 1):
+            if len(drafts) == 3 and drafts[0] != drafts[1]:
+                continue
+            for said in itertools.product(range(2), repeat=len(parents)):
+                yield WalkCase(tokens=(0, *drafts), parents=parents, winners=tuple((one,) for one in said))
+
+
+def large_ids() -> Iterator[WalkCase]:
+    """Ids on both sides of what a byte and two bytes hold, said by the root's row and accepted."""
+    for token in (255, 256, 65_535, 65_536):
+        yield WalkCase(tokens=(0, token), parents=(-1, 0), winners=((token,), (token,)), vocab_size=token + 2)
 
 
 def _with_additions(claim: str, case: GenerationCase) -> Case:

@@ -37,23 +37,34 @@ BUDGETS = ("max_nodes", "max_depth", "seed")  # of a drafter's case
 
 def reduce_case(case: Case, fails: Callable[[Case], bool], *, max_checks: int) -> Case:
     """The smallest case reached by greedy steps. fails: whether a case shows the same violation. At most `max_checks`
-    cases are tried."""
-    num_checks = 0
-    improved = True
-    while improved:
-        improved = False
-        for smaller in smaller_cases(case):
+    cases are tried.
+
+    After a step that succeeds the search goes on where it was: what failed before mostly fails again. Only when it has
+    come to the end does it begin anew, until a whole pass brings nothing.
+    """
+    num_checks = first = 0
+    while True:
+        for number, smaller in enumerate(smaller_cases(case)):
+            if number < first:
+                continue
             if num_checks == max_checks:
                 return case
             num_checks += 1
             if fails(smaller):
-                case, improved = smaller, True
+                case, first = smaller, number
                 break
-    return case
+        else:
+            if first == 0:
+                return case
+            first = 0
 
 
 def smaller_cases(case: Case) -> Iterator[Case]:
     """Cases one step smaller, the boldest steps first. Every step lowers nodes, lengths, or the sum of numbers."""
+    if isinstance(case, GenerationCase):  # every later try is then cheaper
+        for lower in sorted({2, case.max_new_tokens // 2}):
+            if 2 <= lower < case.max_new_tokens:
+                yield _with(case, max_new_tokens=lower)
     if isinstance(case, CommitCase | GenerationCase):
         yield from _fewer_rounds(case)
         for number, one in enumerate(case.rounds):
@@ -76,6 +87,8 @@ def smaller_cases(case: Case) -> Iterator[Case]:
     if case.cache != "contiguous":
         yield _with(case, cache="contiguous")
     yield from _lower_numbers(case)
+    if case.layout != "tree_mask" and isinstance(case, TreeCase):  # the number of rows changed with the layout alone
+        yield from _fewer_nodes(replace(case, layout="tree_mask"))
 
 
 def _shorter_contexts(case: LongCase) -> Iterator[Case]:
@@ -136,6 +149,10 @@ def _smaller_batches(case: BatchCase) -> Iterator[Case]:
         smaller.append(replace(row, eos_idx=-1))
         smaller += _fewer_row_additions(row)
         for one in smaller:
+            if one.prompt != row.prompt:  # rows that share a prompt may have to go on sharing it
+                alike = tuple(replace(two, prompt=one.prompt) if two.prompt == row.prompt else two for two in rows)
+                if sum(two.prompt == row.prompt for two in rows) > 1:
+                    yield _with(case, rows=alike)
             if one != row:  # else it was the model or the cache that had become smaller
                 yield _with(case, rows=(*rows[:idx], one, *rows[idx + 1 :]))
     if case.batch_layout != "packed":
@@ -186,6 +203,10 @@ def _smaller_rounds(one: CommitRound) -> Iterator[CommitRound]:
 
 
 def _fewer_nodes(case: TreeCase | WalkCase) -> Iterator[Case]:
+    if isinstance(case, WalkCase):
+        yield from _shorter_walks(case)
+        if any(len(one) > 1 for one in case.winners):
+            yield _with(case, winners=tuple(one[:1] for one in case.winners))
     for gone, parents in _smaller_trees(case.parents):
         changes: dict[str, Any] = {"tokens": _without(case.tokens, gone), "parents": parents}
         if isinstance(case, WalkCase):
@@ -198,9 +219,34 @@ def _fewer_nodes(case: TreeCase | WalkCase) -> Iterator[Case]:
         yield _with(case, **changes)
 
 
+def _shorter_walks(case: WalkCase) -> Iterator[Case]:
+    """What hangs below one node as a tree of its own; then two nodes of a path made one, which judges as the lower."""
+    num_nodes = len(case.parents)
+    below = [[node] for node in range(num_nodes)]
+    for node in range(num_nodes - 1, 0, -1):
+        below[case.parents[node]] += below[node]
+    for kept in sorted((sorted(one) for one in below[1:]), key=len):
+        yield _with(
+            case,
+            tokens=tuple(case.tokens[node] for node in kept),
+            parents=(-1, *(kept.index(case.parents[node]) for node in kept[1:])),
+            winners=tuple(case.winners[node] for node in kept),
+        )
+    for node in range(1, num_nodes):
+        parent = case.parents[node]
+        lifted = tuple(parent if one == node else one for one in case.parents)
+        winners = (*case.winners[:parent], case.winners[node], *case.winners[parent + 1 :])
+        yield _with(
+            case,
+            tokens=_without(case.tokens, [node]),
+            parents=_renumbered(lifted, [node]),
+            winners=_without(winners, [node]),
+        )
+
+
 def _smaller_trees(parents: tuple[int, ...]) -> Iterator[tuple[list[int], tuple[int, ...]]]:
     """Nodes to take out and the parents that remain: whole subtrees, the largest first, then single inner nodes, whose
-    children move up."""
+    children move up; then all behind the first 2, 4, 8 ..., for what shows in some sizes only."""
     subtrees: list[list[int]] = [[node] for node in range(len(parents))]
     for node in range(len(parents) - 1, 0, -1):
         subtrees[parents[node]] += subtrees[node]
@@ -210,6 +256,10 @@ def _smaller_trees(parents: tuple[int, ...]) -> Iterator[tuple[list[int], tuple[
         if len(subtrees[node]) > 1:
             lifted = tuple(parents[node] if parent == node else parent for parent in parents)
             yield [node], _renumbered(lifted, [node])
+    size = 2
+    while size < len(parents) - 1:
+        yield list(range(size, len(parents))), parents[:size]
+        size *= 2
 
 
 def _renumbered(parents: tuple[int, ...], gone: Sequence[int]) -> tuple[int, ...]:
@@ -279,8 +329,8 @@ def _lower_numbers(case: Case) -> Iterator[Case]:
         for lower in sorted({lowest, value // 2, value - 1}):
             if lowest <= lower < value:
                 yield _with(case, **{name: lower})
-    if case.model:
-        yield _with(case, model=0)
+    for model in range(case.model):
+        yield _with(case, model=model)
     for name in ("prompt", "tokens", "next_roots"):
         for values in _lower(getattr(case, name, ())):
             if not isinstance(case, TreeCase):

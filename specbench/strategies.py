@@ -6,12 +6,13 @@ steered so that an ordinary run has wide, deep trees: half of the cases branch a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
+from specbench.banks import TinyBank
 from specbench.cases import (
     LONG_SHAPES,
     NUM_FLAVOURS,
@@ -44,19 +45,23 @@ MAX_DRAFTS = 64
 # longer than it was. Sizes are therefore sampled (no token id is ever copied over one), and nothing is drawn by
 # `lists`, where a copy shifts all that follows: both made many trees tiny. Rising, so that cases shrink.
 SIZES = (*range(7), *(size for size in range(7, 23) for _ in range(4)), *range(24, MAX_DRAFTS + 1, 4))
-BATCH_SIZES = (1, *(2,) * 4, *(3,) * 4, *(4,) * 2)
+BATCH_SIZES = (1, *(2,) * 4, *(3,) * 4, *(4,) * 3)
 # Repetition, presence and frequency of a row, in hundredths: none, or so large that its neighbour's would show.
 ROW_PENALTIES = ((100, 0, 0), (180, 0, 0), (100, 300, 0), (100, 0, 300), (130, 50, -300))
 PROMPT_LENGTHS = (*(length for length in range(1, 13) for _ in range(4)), *range(14, 41, 2))
+# A chain that is accepted whole.
+RUN = CommitRound((0,) * 4, (-1, 0, 1, 2), 3)
 SHAPES = (*("ragged",) * 3, *("deep",) * 2, *("kary",) * 2, "chain", "star")
 
 Draw = Callable[..., Any]
 
 
 @st.composite
-def parents_lists(draw: Draw, *, min_drafts: int = 0, max_drafts: int = MAX_DRAFTS) -> tuple[int, ...]:
+def parents_lists(
+    draw: Draw, *, min_drafts: int = 0, max_drafts: int = MAX_DRAFTS, shapes: Sequence[str] = SHAPES
+) -> tuple[int, ...]:
     """Parents of a tree with root: ragged, chain, star, full k-ary, or a comb. Grown node by node."""
-    shape = draw(st.sampled_from(SHAPES), label="shape")
+    shape = draw(st.sampled_from(shapes), label="shape")
     sizes = [size for size in SIZES if min_drafts <= size <= max_drafts]
     num_drafts = draw(st.sampled_from(sizes), label="drafts")
     width = draw(st.integers(2, 4), label="width") if shape == "kary" else 0
@@ -73,11 +78,17 @@ def parents_lists(draw: Draw, *, min_drafts: int = 0, max_drafts: int = MAX_DRAF
 
 @st.composite
 def trees(
-    draw: Draw, vocab_size: int, *, root: int, min_drafts: int = 0, max_drafts: int = MAX_DRAFTS
+    draw: Draw,
+    vocab_size: int,
+    *,
+    root: int,
+    min_drafts: int = 0,
+    max_drafts: int = MAX_DRAFTS,
+    shapes: Sequence[str] = SHAPES,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tokens and parents. Tokens come from the whole vocabulary or from three, which gives duplicate siblings and the
     same token in different branches."""
-    parents = draw(parents_lists(min_drafts=min_drafts, max_drafts=max_drafts))
+    parents = draw(parents_lists(min_drafts=min_drafts, max_drafts=max_drafts, shapes=shapes))
     palette = draw(st.sampled_from([vocab_size, min(3, vocab_size)]), label="palette")
     tokens = [draw(st.integers(0, palette - 1), label=f"token {node}") for node in range(1, len(parents))]
     return (root, *tokens), parents
@@ -94,19 +105,24 @@ def prompts(draw: Draw, vocab_size: int) -> tuple[int, ...]:
 
 @st.composite
 def places(draw: Draw, subject: Subject) -> dict[str, Any]:
-    """Model, cache kind and layout. Kinds and layouts vary only for models of ours, which have more than one."""
+    """Model, cache kind and layout. Kinds and layouts vary only for models of ours, which have more than one. Half of
+    the models with a window keep a ring: only there does it let go of rows."""
     model = draw(st.integers(0, subject.bank.num_models - 1), label="model")
     layout = draw(st.sampled_from(subject.layouts), label="layout")
-    cache = draw(st.sampled_from(subject.cache_kinds), label="cache")
+    kinds = subject.cache_kinds
+    if "ring" in kinds and any(getattr(subject.bank.model(model), "layer_windows", ())):
+        kinds = (*kinds, *("ring",) * (len(kinds) - 2))
+    cache = draw(st.sampled_from(kinds), label="cache")
     return {"model": model, "cache": cache, "layout": layout}
 
 
 @st.composite
 def tree_cases(draw: Draw, subject: Subject) -> TreeCase:
+    """One tree in five is a chain: many decoders mask and place chains by code of their own."""
     place = draw(places(subject))
     vocab_size = subject.vocab_size(place["model"])
     prompt = draw(prompts(vocab_size))
-    tokens, parents = draw(trees(vocab_size, root=prompt[-1]))
+    tokens, parents = draw(trees(vocab_size, root=prompt[-1], shapes=(*SHAPES, "chain")))
     return TreeCase(**place, prompt=prompt, tokens=tokens, parents=parents)
 
 
@@ -141,8 +157,13 @@ def sensitivity_cases(draw: Draw, subject: Subject) -> PerturbedCase:
 @st.composite
 def scripted_rounds(draw: Draw, vocab_size: int, *, max_drafts: int = 24) -> CommitRound:
     """A tree and the node down to which it is accepted. One in four comes from the coverage table: random trees rarely
-    have its small shapes."""
-    if draw(st.integers(0, 3), label="from the table") == 3:
+    have its small shapes. One in eight is a chain accepted to its end, so that nothing is left to drop."""
+    source = draw(st.integers(0, 7), label="any tree, a whole chain, or from the table")
+    if source == 5:
+        num_drafts = draw(st.sampled_from(range(1, 9)), label="length of the chain")
+        tokens = tuple(draw(st.integers(0, vocab_size - 1), label=f"token {node}") for node in range(num_drafts + 1))
+        return CommitRound(tokens, tuple(range(-1, num_drafts)), num_drafts)
+    if source > 5:
         accepted, width, depth = draw(st.sampled_from(all_shapes()), label="accept length, width, depth")
         parents = broom(width, depth, level=draw(st.sampled_from(range(depth)), label="depth of the siblings"))
         deep_enough = [node for node in range(len(parents)) if depth_of(parents, node) == accepted]
@@ -150,13 +171,19 @@ def scripted_rounds(draw: Draw, vocab_size: int, *, max_drafts: int = 24) -> Com
         tokens = tuple(draw(st.integers(0, vocab_size - 1), label=f"token {node}") for node in range(len(parents)))
         return CommitRound(tokens, parents, accept)
     tokens, parents = draw(trees(vocab_size, root=0, max_drafts=max_drafts))
-    return CommitRound(tokens, parents, draw(st.integers(0, len(tokens) - 1), label="accept"))
+    last = len(tokens) - 1
+    how_far = draw(st.sampled_from(("any", "any", "none", "all")), label="how far it is right")
+    accept = {"none": 0, "all": last}[how_far] if how_far != "any" else draw(st.integers(0, last), label="accept")
+    return CommitRound(tokens, parents, accept)
 
 
 @st.composite
 def commit_cases(draw: Draw, subject: Subject) -> CommitCase:
-    """One to three rounds, each committed down to any node, then a cut."""
+    """One to three rounds, each committed down to any node, then a cut. One case in six more than chance has it is on a
+    model with recurrent layers, which have more ways to go back to the wrong place."""
     place = draw(places(subject))
+    if draw(st.integers(0, 5), label="a model with recurrent layers") == 5:
+        place["model"] = draw(st.sampled_from(_models_with_states(subject) or [place["model"]]), label="which")
     vocab_size = subject.vocab_size(place["model"])
     prompt = draw(prompts(vocab_size))
     num_rounds = draw(st.integers(1, 3), label="rounds")
@@ -183,7 +210,7 @@ def walk_cases(
     """Trees with the winners of each row; most rows let one of the node's children win, some tie, some let none. In one
     case of four every row lets its first child win, so that long paths are accepted whole."""
     if vocab_size is None:
-        vocab_size = draw(st.sampled_from([*range(2, 10), 17, 40, 300]), label="vocabulary")
+        vocab_size = draw(st.sampled_from([*range(2, 10), 17, 40, *(300,) * 3]), label="vocabulary")
     flavour = draw(st.integers(0, NUM_FLAVOURS - 1), label="flavour of logits")
     all_win = draw(st.integers(0, 3), label="all first children win") == 3
     tokens, parents = draw(trees(vocab_size, root=0, max_drafts=max_drafts))
@@ -203,27 +230,61 @@ def walk_cases(
         # Duplicate siblings spell the same text, so a model gives them the same row.
         by_text.setdefault(texts[node], tuple(sorted({first, *tied})))
         winners.append(by_text[texts[node]])
+    if draw(st.booleans(), label="ids counted from the end of the vocabulary"):
+        tokens = tuple(vocab_size - 1 - token for token in tokens)
+        winners = [tuple(sorted(vocab_size - 1 - token for token in row)) for row in winners]
     return WalkCase(tokens=tokens, parents=parents, winners=tuple(winners), vocab_size=vocab_size, flavour=flavour)
 
 
 @st.composite
 def generation_cases(
-    draw: Draw, subject: Subject, *, always_wrong: bool = False, max_tokens: int = 16, model: int | None = None
+    draw: Draw,
+    subject: Subject,
+    *,
+    always_wrong: bool = False,
+    with_run: bool = False,
+    min_tokens: int = 1,
+    max_tokens: int = 16,
+    model: int | None = None,
 ) -> GenerationCase:
-    """A prompt, a drafter's script and a length. Scripts mix full, partial and no acceptance."""
+    """A prompt, a drafter's script and a length. Scripts mix full, partial and no acceptance, and rounds without
+    drafts. with_run: the second round, or every one, is a chain that is accepted whole: a run to stop in."""
     place = draw(places(subject))
     if model is not None:
         place["model"] = model
     vocab_size = subject.vocab_size(place["model"])
     prompt = draw(prompts(vocab_size))
-    max_new_tokens = draw(st.integers(1, max_tokens), label="max_new_tokens")
+    max_new_tokens = draw(st.integers(min_tokens, max_tokens), label="max_new_tokens")
     rounds = []
     if "build" in subject.has:
         for _ in range(draw(st.integers(1, 4), label="rounds")):
             one = draw(scripted_rounds(vocab_size))
+            if draw(st.sampled_from((*(False,) * 5, True)), label="no draft"):
+                one = CommitRound((0,), (-1,), 0)
             rounds.append(replace(one, accept=0) if always_wrong else one)
+        if with_run:
+            rounds = [RUN] if draw(st.booleans(), label="nothing but runs") else [*rounds[:1], RUN, *rounds[1:]]
     eos_idx = draw(st.integers(0, 15), label="end token")
     return GenerationCase(**place, prompt=prompt, max_new_tokens=max_new_tokens, rounds=tuple(rounds), eos_idx=eos_idx)
+
+
+@st.composite
+def cost_cases(draw: Draw, subject: Subject) -> GenerationCase:
+    """A third of the cases are rejected chains: where nothing is accepted nothing may be computed again, and a chain
+    has as many rows in every layout. Another third are rejected trees."""
+    kind = draw(st.sampled_from(("any", "rejected", "rejected chains")), label="drafts")
+    case = draw(generation_cases(subject, always_wrong=kind != "any"))
+    if kind == "rejected chains":
+        chains = (replace(one, parents=tuple(range(-1, len(one.parents) - 1))) for one in case.rounds)
+        case = replace(case, rounds=tuple(chains))
+    return case
+
+
+@st.composite
+def metric_cases(draw: Draw, subject: Subject) -> GenerationCase:
+    """Half of them without an end token: what it cuts off short says little of the counts of many rounds."""
+    case = draw(generation_cases(subject))
+    return replace(case, eos_idx=-1) if draw(st.booleans(), label="no end token") else case
 
 
 @st.composite
@@ -240,18 +301,30 @@ def walk_batch_cases(draw: Draw, subject: Subject) -> WalkBatchCase:
 
 @st.composite
 def batch_cases(draw: Draw, subject: Subject, *, joins: bool) -> BatchCase:
-    """One to four requests with prompts, lengths, drafts and penalties of their own, some without; a quarter of the
-    batches has no penalties at all. joins: some arrive late, meet an end token or a stop sequence, have a least
-    length; or all are there, the first is soon done and the others have far to go, so that they must close up."""
+    """One to four requests with prompts, lengths, drafts and penalties of their own, some without; some prompts are the
+    first row's; a quarter of the batches has no penalties at all. joins: some arrive late, meet an end token or a stop
+    sequence, have a least length; or the first is soon done, the others have far to go and must close up, and the last
+    may end with the first or come when it has gone."""
     place = draw(places(subject))
-    place["model"] = draw(st.sampled_from(_models_with_rows(subject)), label="model of the batch")
-    vocab_size = subject.vocab_size(place["model"])
-    rows = []
-    penalties = draw(st.sampled_from((ROW_PENALTIES[:1], *(ROW_PENALTIES,) * 3)), label="penalties")
     closes_up = joins and draw(st.booleans(), label="the first row ends first")
-    for row in range(draw(st.sampled_from(BATCH_SIZES), label="rows")):
+    models = _models_with_rows(subject)
+    if closes_up:  # a model of two tokens says the same in most places: rows that change places would not show
+        models = [idx for idx in models if subject.vocab_size(idx) > 2] or models
+    place["model"] = draw(st.sampled_from(models), label="model of the batch")
+    vocab_size = subject.vocab_size(place["model"])
+    rows: list[BatchRequest] = []
+    penalties = draw(st.sampled_from((ROW_PENALTIES[:1], *(ROW_PENALTIES,) * 3)), label="penalties")
+    num_rows = draw(st.sampled_from((2, 3, 3, 3, 4, 4) if closes_up else BATCH_SIZES), label="rows")
+    last = num_rows - 1
+    how = draw(st.sampled_from(("goes on", *("ends", "joins") * 2)), label="the last row") if closes_up else ""
+    for row in range(num_rows):
         prompt = draw(prompts(vocab_size))
-        lengths = (range(6, 11) if row else range(1, 3)) if closes_up else range(1, 11)
+        if rows and draw(st.integers(0, 4), label=f"prompt of row 0 in row {row}") == 4 and not closes_up:
+            prompt = rows[0].prompt
+        lengths = range(1, 11)
+        if closes_up:
+            soon_done = row == 0 or (row == last and how == "ends")
+            lengths = range(1, 2 if how == "ends" else 3) if soon_done else range(6, 11)
         max_new_tokens = draw(st.sampled_from(lengths), label=f"length of row {row}")
         rounds = []
         for _ in range(draw(st.integers(0, 2), label=f"rounds of row {row}") if "build" in subject.has else 0):
@@ -266,7 +339,8 @@ def batch_cases(draw: Draw, subject: Subject, *, joins: bool) -> BatchCase:
             additions["stop_len"] = draw(st.sampled_from((0, 0, 0, 1, 2)), label=f"its length in row {row}")
             additions["min_new_tokens"] = draw(st.sampled_from((0, 0, 3, 6)), label=f"least length of row {row}")
         if closes_up:  # what was drawn is dropped, so that a case without it is no longer to Hypothesis
-            arrival, eos_idx, additions = 0, -1, dict(zip(ROW_ADDITIONS, drawn, strict=False))
+            arrival = 2 * (row == last and how == "joins")
+            eos_idx, additions = -1, dict(zip(ROW_ADDITIONS, drawn, strict=False))
         rows.append(BatchRequest(prompt, max_new_tokens, arrival, eos_idx, tuple(rounds), **additions))
     batch_layout = draw(st.sampled_from(subject.batch_layouts), label="batch layout")
     return BatchCase(**place, rows=tuple(rows), batch_layout=batch_layout)
@@ -276,6 +350,13 @@ def _models_with_rows(subject: Subject) -> list[int]:
     """A model that keeps states instead of rows has no batch over several caches."""
     numbers = range(subject.bank.num_models)
     return [idx for idx in numbers if not isinstance(subject.bank.model(idx), HybridModel)] or list(numbers)
+
+
+def _models_with_states(subject: Subject) -> list[int]:
+    """Models that recur, which only the tiny banks have."""
+    if not isinstance(subject.bank, TinyBank):
+        return []
+    return [idx for idx in range(subject.bank.num_models) if isinstance(subject.bank.model(idx), HybridModel)]
 
 
 @st.composite
@@ -294,7 +375,7 @@ def stop_cases(draw: Draw, subject: Subject, *, max_tokens: int = 16) -> StopCas
 @st.composite
 def turn_cases(draw: Draw, subject: Subject, *, min_added: int) -> StopCase:
     """One to three texts beside the prompt: later turns, which may add nothing, or other requests."""
-    case = draw(generation_cases(subject, max_tokens=8))
+    case = draw(generation_cases(subject, max_tokens=8, with_run=min_added == 0))
     turns = tuple(
         draw(_turns(subject.vocab_size(case.model), case.prompt, min_added=min_added))
         for _ in range(draw(st.integers(1, 3), label="turns"))
@@ -311,9 +392,13 @@ def turn_cases(draw: Draw, subject: Subject, *, min_added: int) -> StopCase:
 
 @st.composite
 def _turns(draw: Draw, vocab_size: int, prompt: tuple[int, ...], *, min_added: int) -> tuple[int, ...]:
-    """Any tokens, or the prompt with its beginning or its end changed: a cache that looks at the length and a part of a
-    text takes the one for the other."""
-    near = draw(st.sampled_from(["no", "same beginning", "same end"]), label="near copy of the prompt")
+    """Any tokens, or the prompt, with its beginning or its end changed or as it is: a cache that looks at the length
+    and a part of a text takes the one for the other. Turns that may add nothing often do."""
+    others = ["no"] * (1 if min_added else 6)
+    copies = ("same beginning", "same beginning", "same end", "same")
+    near = draw(st.sampled_from((*others, *copies)), label="near copy of the prompt")
+    if near == "same":
+        return prompt
     if near != "no":
         cut = draw(st.sampled_from(range(len(prompt) + 1)), label="where the copy changes")
         shift = draw(st.integers(1, vocab_size - 1), label="shift")
@@ -321,16 +406,16 @@ def _turns(draw: Draw, vocab_size: int, prompt: tuple[int, ...], *, min_added: i
         return (*prompt[:cut], *other[cut:]) if near == "same beginning" else (*other[:cut], *prompt[cut:])
     return tuple(
         draw(st.integers(0, vocab_size - 1), label=f"token {idx}")
-        for idx in range(draw(st.sampled_from(range(min_added, 13)), label="length"))
+        for idx in range(draw(st.sampled_from((*range(min_added, 13), *(min_added,) * 12)), label="length"))
     )
 
 
 @st.composite
 def penalty_cases(draw: Draw, subject: Subject) -> ProcessorCase:
-    """Each penalty alone or with others, large enough to change what is said. One in three is over the smallest
-    vocabulary, where all logits of a row are often negative."""
+    """Each penalty alone or with others, large enough to change what is said. Every second one is over the smallest
+    vocabulary, where all logits of a row are often negative, tokens come again and counts decide."""
     sizes = [subject.vocab_size(idx) for idx in range(subject.bank.num_models)]
-    smallest = draw(st.integers(0, 2), label="smallest vocabulary") == 2
+    smallest = draw(st.booleans(), label="smallest vocabulary")
     case = draw(generation_cases(subject, model=sizes.index(min(sizes)) if smallest else None))
     hundredths = st.sampled_from([0, 50, 150, 300, -100])
     return _extended(
@@ -344,10 +429,14 @@ def penalty_cases(draw: Draw, subject: Subject) -> ProcessorCase:
 
 @st.composite
 def bad_word_cases(draw: Draw, subject: Subject) -> ProcessorCase:
+    """One to five bans of one to three tokens."""
     case = draw(generation_cases(subject))
     bans = tuple(
-        (draw(st.integers(0, 15), label=f"ban {idx} from"), draw(st.integers(1, 3), label=f"length of ban {idx}"))
-        for idx in range(draw(st.integers(1, 3), label="bans"))
+        (
+            draw(st.integers(0, 15), label=f"ban {idx} from"),
+            draw(st.sampled_from((1, 2, 2, 3)), label=f"length of ban {idx}"),
+        )
+        for idx in range(draw(st.integers(1, 5), label="bans"))
     )
     return _extended(ProcessorCase, case, bans=bans)
 
@@ -416,26 +505,28 @@ def threshold_cases(draw: Draw, subject: Subject) -> GenerationCase:
 
 
 @st.composite
-def drafter_cases(draw: Draw, subject: Subject, *, with_law: bool = False) -> DrafterCase:
-    """A text with up to four rounds behind it, a budget and coins. Half of the prompts hold three tokens only, so that
-    they repeat. with_law: for drafters that name their law, at a temperature."""
+def drafter_cases(
+    draw: Draw, subject: Subject, *, with_law: bool = False, num_rounds: tuple[int, int] = (0, 4)
+) -> DrafterCase:
+    """A text with some rounds behind it, a budget and coins. Half of the prompts hold three tokens only, so that they
+    repeat. with_law: for drafters that name their law, at a temperature, and no rounds. num_rounds: from, to."""
     model = draw(st.integers(0, subject.bank.num_models - 1), label="model")
     names = subject.drafters_with_law if with_law else subject.drafter_names
     vocab_size = subject.vocab_size(model)
     prompt = draw(prompts(draw(st.sampled_from([vocab_size, min(3, vocab_size)]), label="palette")))
     accepts, followers = [], []
-    for _ in range(0 if with_law else draw(st.integers(0, 4), label="rounds")):
-        accepts.append(draw(st.sampled_from((*range(12), -1)), label="accept"))
+    for _ in range(0 if with_law else draw(st.integers(*num_rounds), label="rounds")):
+        accepts.append(draw(st.sampled_from((*range(12), *(-1,) * 4)), label="accept"))
         followers.append(draw(st.integers(0, vocab_size - 1), label="follower"))
     return DrafterCase(
         model=model,
         prompt=prompt,
         accepts=tuple(accepts),
         followers=tuple(followers),
-        other_at=draw(st.integers(-1, len(accepts) - 1), label="other request"),
-        max_nodes=draw(st.sampled_from((2, 3, 4) if with_law else (16, 8, 5, 3, 2, 1, 0)), label="max_nodes"),
-        max_depth=draw(st.sampled_from((2, 1) if with_law else (4, 3, 2, 1, 0)), label="max_depth"),
-        temperature=draw(st.sampled_from((100, 50, 200) if with_law else (0, 100, 50)), label="temperature"),
+        other_at=draw(st.sampled_from((*(-1,) * (len(accepts) + 1), *range(len(accepts)))), label="other request"),
+        max_nodes=draw(st.sampled_from((2, 3, 4) if with_law else (*(16, 8, 5, 3) * 3, 2, 1, 0)), label="max_nodes"),
+        max_depth=draw(st.sampled_from((2, 1) if with_law else (*(4, 3, 2) * 3, 1, 0)), label="max_depth"),
+        temperature=draw(st.sampled_from((100, 50, 200, 10) if with_law else (0, 100, 50)), label="temperature"),
         seed=draw(st.integers(0, 999), label="seed"),
         drafter=draw(st.sampled_from(names), label="drafter"),
     )
@@ -481,14 +572,20 @@ _DRAWN: dict[str, tuple[type[Case], Strategy]] = {
         GenerationCase,
         lambda subject: st.one_of(generation_cases(subject, always_wrong=True), generation_cases(subject)),
     ),
+    "cost.rows": (GenerationCase, cost_cases),
     "stop.sequences": (StopCase, stop_cases),
     "stop.min_tokens": (StopCase, stop_cases),
-    "stop.every_index": (GenerationCase, lambda subject: generation_cases(subject, max_tokens=5)),
+    "stop.every_index": (
+        GenerationCase,
+        lambda subject: generation_cases(subject, min_tokens=4, max_tokens=5, with_run=True),
+    ),
     "stop.resume": (StopCase, lambda subject: turn_cases(subject, min_added=0)),
     "processors.penalties": (ProcessorCase, penalty_cases),
     "processors.bad_words": (ProcessorCase, bad_word_cases),
     "processors.grammar": (ProcessorCase, grammar_cases),
     "threshold.consistency": (GenerationCase, threshold_cases),
+    "metrics.acceptance": (GenerationCase, metric_cases),
+    "drafter.state": (DrafterCase, lambda subject: drafter_cases(subject, num_rounds=(2, 5))),
     "drafter.law": (DrafterCase, lambda subject: drafter_cases(subject, with_law=True)),
     "drafter.self_draft": (GenerationCase, self_draft_cases),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from specbench.types import DTYPES, GREEDY, NEVER_STOP, Sampling, Stop
 from specbench.watchdog import Watchdog
 
 Remembered = TypeVar("Remembered")
+_OF_THE_TARGET = ("drafters with law", "taps")  # what `remember` keeps of the target itself
 
 
 class NotTested(Exception):
@@ -71,8 +73,11 @@ class Subject:
         declared = getattr(target.adapter, "dtype", None)
         if foreign and declared in DTYPES and torch.finfo(DTYPES[declared]).eps > torch.finfo(self.noise_dtype).eps:
             self.noise_dtype = DTYPES[declared]  # an engine that computes in half precision, whatever the folder holds
+        self.note: Callable[[str, Any], None] | None = None  # told of every answer of an instance, for a trace
         self.used_prompts: set[str] = set()
         self._memory: dict[tuple[Any, ...], Any] = {}
+        self._of_the_target: dict[tuple[Any, ...], Any] = {}
+        self._keeps_all = False
         self._writes: dict[int, int] = {}  # model -> writes to its weights when the target was first handed it
         self._plain_texts: dict[tuple[Any, ...], tuple[tuple[int, ...], bool]] = {}
         accepted = inspect.signature(target.adapter.build).parameters if target.has_build else {}
@@ -82,6 +87,20 @@ class Subject:
         self.layouts = ("tree_mask", "path_batch") if "layout" in accepted else ("tree_mask",)
         self.batch_layouts = BATCH_LAYOUTS if "batch_layout" in accepted else BATCH_LAYOUTS[:1]
         self.has = self._capabilities()
+
+    def beside(self, target: Target) -> Subject:
+        """Another target in this column, judged by the same oracle, bounds and plain texts. It and its `twin`s are
+        to be judged on the same cases again and again: what the oracle said is kept."""
+        other = Subject(target, self.bank, clock=Clock(), watchdog=Watchdog(0.0, lambda sentence: None))
+        other.exact, other.noise_dtype = self.exact, self.noise_dtype
+        other._memory, other._plain_texts, other._keeps_all = dict(self._memory), self._plain_texts, True
+        return other
+
+    def twin(self, target: Target) -> Subject:
+        """The same for a target that has the same abilities, which are not looked for again."""
+        other = copy.copy(self)
+        other.target, other.note, other._of_the_target = target, None, {}
+        return other
 
     @property
     def description(self) -> str:
@@ -113,7 +132,7 @@ class Subject:
             self._writes[case.model] = _num_writes(self.bank.model(case.model))
         with self.clock.count("target"):
             adapter = self._make(one, case, drafter, drafts_itself=drafts_itself, group=group)
-        return Probe(adapter, vocab_size=one.vocab_size, clock=self.clock, watchdog=self.watchdog)
+        return Probe(adapter, vocab_size=one.vocab_size, clock=self.clock, watchdog=self.watchdog, note=self.note)
 
     def rewritten_models(self) -> list[int]:
         """Models whose weights were written to since this was asked last, after a target had been handed them."""
@@ -165,6 +184,12 @@ class Subject:
         return tuple(str(one) for one in declared)
 
     @property
+    def lookup_drafters(self) -> tuple[str, ...]:
+        """Those of them that draft only what has stood in the context, by the target's own word."""
+        declared = getattr(self.target.adapter, "lookup_drafters", ()) if self.target.has_build_drafter else ()
+        return tuple(str(one) for one in declared)
+
+    @property
     def drafters_with_law(self) -> tuple[str, ...]:
         """Those that name a law at a temperature; all of them when none does, or when one cannot be asked."""
 
@@ -205,7 +230,8 @@ class Subject:
         if not callable(getattr(adapter, "draft", None)):
             raise TargetError(f"target {target.name!r}: {describe(adapter)} as a drafter must have draft()")
         self._able(adapter)
-        probe = Probe(adapter, vocab_size=self.vocab_size(case.model), clock=self.clock, watchdog=self.watchdog)
+        vocab_size = self.vocab_size(case.model)
+        probe = Probe(adapter, vocab_size=vocab_size, clock=self.clock, watchdog=self.watchdog, note=self.note)
         if adapter is target.adapter and callable(getattr(adapter, "reset", None)):
             probe.reset()
         return probe
@@ -223,13 +249,15 @@ class Subject:
     def remember(self, key: tuple[Any, ...], make: Callable[[], Remembered], *, always: bool = False) -> Remembered:
         """What `make` returns, kept for later claims on a real model, where one forward costs what a thousand tiny
         ones do. Tiny models are asked afresh, so that every claim draws its own cases."""
-        if not (self.bank.real or always):
+        is_its_own = key[0] in _OF_THE_TARGET
+        if not (always or self.bank.real or (self._keeps_all and not is_its_own)):
             return make()
-        if key not in self._memory:
-            while len(self._memory) >= 40:
-                self._memory.pop(next(iter(self._memory)))
-            self._memory[key] = make()
-        return self._memory[key]
+        memory = self._of_the_target if is_its_own else self._memory
+        if key not in memory:
+            while len(memory) >= (40 if self.bank.real else 400):
+                memory.pop(next(iter(memory)))
+            memory[key] = make()
+        return memory[key]
 
     def score(self, case: Case, prefix: Sequence[int], tree: DraftTree) -> autoregressive.NodeScores:
         """What plain decoding computes at each node, in fp64."""
@@ -242,7 +270,10 @@ class Subject:
     def score_text(self, case: Case, tokens: Sequence[int]) -> autoregressive.NodeScores:
         """The same at each position of one text."""
         with self.clock.count("oracle"):
-            return autoregressive.prefix_scores(self.oracle(case), tokens)
+            if self.bank.real:  # all layers of a long text: too much to keep
+                return autoregressive.prefix_scores(self.oracle(case), tokens)
+            key = ("text", case.model, self.exact and self.codec(case), tuple(tokens))
+            return self.remember(key, lambda: autoregressive.prefix_scores(self.oracle(case), tokens))
 
     def rows(self, case: Case, tokens: Sequence[int]) -> Tensor:
         """float64 [S, V]: oracle logits of one text."""

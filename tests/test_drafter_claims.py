@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from specbench.claims import (
     Misbehaviour,
     SelfDraftRejected,
 )
-from specbench.judge import Skipped
+from specbench.judge import Failed, Skipped
 from specbench.loading import TargetError, load_target
 from specbench.profiles import PROFILES
 from specbench.protocols import Coins, LanguageModel
@@ -483,3 +484,50 @@ def test_drafters_are_not_judged_again_in_lower_precisions() -> None:
     with pytest.raises(Skipped, match="drafters are judged in fp64"):
         session.judge("drafter.tree", "tiny-bf16")
     assert session.run.find("drafter.tree", "tiny-bf16").verdict == NOT_TESTED
+
+
+# ---- what the target says of its drafters
+
+
+def planted_message(fault: str, claim: str) -> str:
+    session = session_on(FAULTS[fault].make(), name="planted", seed=7)
+    with pytest.raises(Failed) as failure:
+        session.judge(claim, "tiny-fp64")
+    return str(failure.value)
+
+
+def test_a_self_drafter_is_told_whose_tokens_are_better() -> None:
+    said = planted_message("best_left_out", "drafter.tree")
+    assert "a drafter that drafts what the model says drafts [" in said
+    assert "where the model's most probable are [" in said
+
+
+def test_a_lookup_that_skips_a_token_is_told_what_has_not_stood_there() -> None:
+    said = planted_message("lookup_skips_one", "drafter.tree")
+    assert "a drafter that looks up the context drafts [" in said
+    assert "which has not followed" in said
+
+
+def test_draws_that_share_a_uniform_are_found_out_though_each_has_the_right_law() -> None:
+    """Two levels drawn by one number: each draw alone follows its q."""
+    assert "draws of one draft are not independent" in planted_message("coin_for_all_depths", "drafter.law")
+
+
+def test_siblings_that_share_a_uniform_are_found_out_on_the_grid() -> None:
+    class Twice(Drawing):
+        def draft(self, context: list[int], *, coins: Coins, **keywords: Any) -> Any:
+            class Repeated:
+                first = coins.uniform(2)[:1]
+
+                def uniform(self, num: int) -> torch.Tensor:
+                    return self.first.expand(num)
+
+            return super().draft(context, coins=Repeated(), **keywords)
+
+    with pytest.raises(DraftLawMismatch, match="one uniform decides two draws: node 1 and node 2"):
+        check("drafter.law", Twice(), DrafterCase(prompt=(1,), max_nodes=2, max_depth=1, temperature=100), make=Twice)
+
+
+def test_drafts_deeper_than_what_is_left_to_emit_are_work_thrown_away() -> None:
+    said = planted_message("drafts_beyond_the_limit", "drafter.self_draft")
+    assert re.search(r"round \d+ verifies drafts 3 levels deep, with \d tokens? left to emit", said)

@@ -379,7 +379,7 @@ MaxTokensMismatch: logits of node 2 move      [claim stop.max_tokens, level 1]
     "cost.rows": """\
 RowCountMismatch: logits of node 2 move      [claim cost.rows, level 1]
 
-  MUST      forward at most one row a node and the root in each round, and never encode the prefix again
+  MUST      forward each node and the root once a round, accepted ones at most once more, and never the prefix again
   prompt    [0]   model 0, cache contiguous, layout tree_mask
   on        own, seed 0, device cuda
   expected  4   the oracle

@@ -23,6 +23,7 @@ from specbench.cases import (
     tokens_of,
 )
 from specbench.reduce import reduce_case, smaller_cases
+from specbench.tree import DraftTree
 
 
 @st.composite
@@ -114,6 +115,26 @@ def test_a_tree_is_cut_down_to_the_two_nodes_that_matter() -> None:
 
     smallest = reduce_case(case, fails, max_checks=1000)
     assert smallest == TreeCase(prompt=(0,), tokens=(0,) * 5, parents=(-1, 0, 0, 1, 2))
+
+
+def test_a_tree_that_fails_in_certain_sizes_only_is_cut_to_the_least_of_them() -> None:
+    """No node can go alone, and the layout cannot change alone, since whole paths have more rows."""
+    case = TreeCase(prompt=(0,), tokens=(0,) * 10, parents=(-1, 0, 0, *range(7)), layout="path_batch")
+
+    def fails(one: Case) -> bool:
+        num_rows = one.num_drafts + 1
+        if one.layout == "path_batch":
+            num_rows = sum(len(path) for path in DraftTree.of(one.tokens, one.parents).paths())
+        return num_rows % 4 == 0
+
+    assert fails(case)
+    smallest = reduce_case(case, fails, max_checks=1000)
+    assert smallest == TreeCase(prompt=(0,), tokens=(0,) * 4, parents=(-1, 0, 1, 2))
+
+
+def test_the_lowest_model_that_fails_is_taken() -> None:
+    smallest = reduce_case(TreeCase(model=8), lambda one: one.model in (6, 8), max_checks=100)
+    assert smallest == TreeCase(model=6)
 
 
 def test_a_change_keeps_its_node_while_others_go() -> None:

@@ -34,7 +34,7 @@ from specbench.claims import CLAIMS
 from specbench.clock import Clock
 from specbench.loading import Target
 from specbench.reference.target import ReferenceTarget
-from specbench.strategies import MAX_DRAFTS, case_kind, strategy_for
+from specbench.strategies import MAX_DRAFTS, RUN, case_kind, strategy_for
 from specbench.subjects import Subject
 from specbench.watchdog import Watchdog
 
@@ -87,6 +87,7 @@ def num_drafts(case: Any) -> int:
 
 
 ONE_ROUND = (CommitRound((0,), (-1,), 0),)
+AND_A_RUN = (*ONE_ROUND, RUN)
 SMALLEST = {
     "tree.mask": TreeCase(prompt=(0,), tokens=(0,), parents=(-1,)),
     "tree.noninterference": PerturbedCase(prompt=(0,), tokens=(0, 0), parents=(-1, 0), place=1, token=1),
@@ -97,7 +98,7 @@ SMALLEST = {
     "progress": GenerationCase(prompt=(0,), max_new_tokens=1, rounds=ONE_ROUND, eos_idx=0),
     "threshold.consistency": GenerationCase(prompt=(0,), max_new_tokens=1, rounds=ONE_ROUND, eos_idx=0),
     "stop.sequences": StopCase(prompt=(0,), max_new_tokens=1, rounds=ONE_ROUND, eos_idx=0, stop_len=1),
-    "stop.resume": StopCase(prompt=(0,), max_new_tokens=1, rounds=ONE_ROUND, eos_idx=0, turns=((),)),
+    "stop.resume": StopCase(prompt=(0,), max_new_tokens=1, rounds=AND_A_RUN, eos_idx=0, turns=((),)),
     "greedy.repeatable": StopCase(prompt=(0,), max_new_tokens=1, rounds=ONE_ROUND, eos_idx=0, turns=((0,),)),
     "processors.penalties": ProcessorCase(prompt=(0,), max_new_tokens=1, rounds=ONE_ROUND, eos_idx=0),
     "processors.bad_words": ProcessorCase(prompt=(0,), max_new_tokens=1, rounds=ONE_ROUND, eos_idx=0, bans=((0, 1),)),

@@ -31,3 +31,5 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
 }
 # Those that draft what the model itself says, so that a decoder over the same model accepts everything.
 SELF_DRAFTERS = ("self_chain", "self_tree", "caching")
+# Those that look up what has followed the last tokens earlier in the text.
+LOOKUP_DRAFTERS = ("ngram", "ngram_chain")

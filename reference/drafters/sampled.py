@@ -41,7 +41,7 @@ class SampledDrafter(ModelDrafter):
             logits = self._session.forward_tree(DraftTree.of(tokens, parents))
             children: list[int] = []
             for node in level:
-                laws[node] = law(logits[node], sampling.temperature)
+                laws[node] = self._law(logits[node], sampling.temperature)
                 for token in self._draws(laws[node], min(width, max_nodes + 1 - len(tokens)), coins):
                     children.append(len(tokens))
                     tokens.append(token)
@@ -52,6 +52,9 @@ class SampledDrafter(ModelDrafter):
         for node, q in laws.items():
             rows[node] = q
         return DraftTree(torch.tensor(tokens), torch.tensor(parents), draft_probs=rows, proposal=self._proposal)
+
+    def _law(self, logits: Tensor, temperature: float) -> Tensor:
+        return law(logits, temperature)
 
     def _draws(self, q: Tensor, num: int, coins: Coins) -> list[int]:
         left = q.clone()

@@ -35,11 +35,14 @@ def by_depth(rounds: Sequence[Round]) -> list[tuple[int, int]]:
 
 
 def check_acceptance(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """Rounds give the output token by token, a stop cuts the last one only, and the numbers beside them are theirs."""
+    """Rounds give the output token by token, a stop cuts the last one only, and the numbers beside them are theirs.
+    No round refuses a draft and then says the same. The instance has served another request: its counts must not be
+    among them."""
     assert isinstance(case, GenerationCase)
     plain = subject.plain_text(case, case.prompt, case.max_new_tokens) if "oracle" in subject.has else ()
     stop = Stop((plain[case.eos_idx % len(plain)],)) if plain and case.eos_idx >= 0 else Stop()
     probe = subject.open(case, drafter=make_drafter(subject, case))
+    probe.generate(case.prompt, max_new_tokens=min(3, case.max_new_tokens))
     generation, shown = probe.generate_and_report(case.prompt, max_new_tokens=case.max_new_tokens, stop=stop)
     rounds = rounds_of(generation, case)
     record.num_rounds += len(rounds)
@@ -54,6 +57,14 @@ def check_acceptance(subject: Subject, case: Case, record: ClaimRecord) -> None:
                 f"round {number} says {list(one.emitted)} was emitted, but its path and bonus token are {said}",
                 f"{said}{', or its beginning' if number == len(rounds) else ''}",
                 str(list(one.emitted)),
+                one,
+            )
+        lost = _lost(one)
+        if lost and number < len(rounds):
+            _wrong(
+                f"round {number} refuses node {lost}, and then says its token {one.bonus_token}: acceptance is lost",
+                f"path {DraftTree.of(one.tokens, one.parents).path_to(lost)[1:]}",
+                f"path {list(one.path)}, bonus token {one.bonus_token}",
                 one,
             )
     if num_emitted != len(generation.tokens):
@@ -93,6 +104,13 @@ def numbers(generation: Generation) -> dict[str, float]:
         "num_drafted": float(sum(len(one.tokens) - 1 for one in rounds)),
     }
     return {**found, "acceptance_rate": accepted / levels} if levels else found
+
+
+def _lost(one: Round) -> int:
+    """A node that spells the path and the bonus token of its round; 0 when there is none, as there should be."""
+    tree = DraftTree.of(one.tokens, one.parents)
+    said = [*(one.tokens[node] for node in one.path), one.bonus_token]
+    return next((node for node in range(1, tree.num_nodes) if tree.path_tokens(node)[1:] == said), 0)
 
 
 def _wrong(headline: str, expected: str, actual: str, one: Round | None = None) -> None:

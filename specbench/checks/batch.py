@@ -8,13 +8,13 @@ from typing import Any
 
 from specbench import claims
 from specbench.cases import BatchCase, Case, WalkBatchCase
+from specbench.checks.drafts import NotedDrafts, check_drafts
 from specbench.checks.generation import scripts_of, stretch
 from specbench.checks.processors import penalties_of
 from specbench.checks.stopping import judge_end
 from specbench.checks.walk import walk_logits
 from specbench.claims import Facts, Violation
 from specbench.probe import Probe
-from specbench.protocols import Drafter
 from specbench.record import ClaimRecord
 from specbench.reference.drafters.scripted import ScriptedDrafter
 from specbench.subjects import Subject
@@ -56,10 +56,12 @@ def check_join(subject: Subject, case: Case, record: ClaimRecord) -> None:
 
 
 def _check_rows(violation: type[Violation], subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """Every row is plain decoding's, ties excused as anywhere; where computing is exact also its solo run's."""
+    """Every row is plain decoding's, ties excused as anywhere, and verifies what was drafted for it; where computing is
+    exact it is also its solo run's."""
     assert isinstance(case, BatchCase)
     requests = [request_of(subject, case, idx) for idx in range(len(case.rows))]
-    probe = subject.open(case, drafter=drafter_of(subject, case, requests))
+    drafter = drafter_of(subject, case, requests)
+    probe = subject.open(case, drafter=drafter)
     generations = probe.generate_batch(requests)
     for idx, (request, generation) in enumerate(zip(requests, generations, strict=True)):
         row = case.alone(idx)
@@ -74,6 +76,8 @@ def _check_rows(violation: type[Violation], subject: Subject, case: Case, record
                 prompt=row.prompt,
                 sampling=request.sampling,
             )
+            if drafter is not None:
+                check_drafts(violation, drafter, request.prompt, generation)
             if subject.exact:
                 solo = subject.open(case, drafter=drafter_of(subject, case, requests))
                 _check_solo_run(violation, solo, request, generation)
@@ -114,7 +118,7 @@ def request_of(subject: Subject, case: BatchCase, idx: int) -> Request:
     return Request(row.prompt, row.max_new_tokens, sampling=sampling, stop=stop, arrival=row.arrival)
 
 
-def drafter_of(subject: Subject, case: BatchCase, requests: Sequence[Request]) -> Drafter | None:
+def drafter_of(subject: Subject, case: BatchCase, requests: Sequence[Request]) -> NotedDrafts | None:
     """A few tokens beyond the limit and the stop are known to it, so that both also fall inside an accepted run."""
     if "build" not in subject.has:
         return None
@@ -134,7 +138,7 @@ def drafter_of(subject: Subject, case: BatchCase, requests: Sequence[Request]) -
         ScriptedDrafter(text, scripts_of(row.rounds), vocab_size=vocab_size)
         for text, row in zip(texts, case.rows, strict=True)
     ]
-    return _RowsDrafter([row.prompt for row in case.rows], texts, drafters)
+    return NotedDrafts(_RowsDrafter([row.prompt for row in case.rows], texts, drafters))
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """The claim that draft_probs are the law that drafts were drawn from: rows are laws, and the draws follow them.
 
 The uniform behind one draw is moved over a grid while all others stand still. A drafter that inverts cumulative sums,
-one uniform a draw, then shows its law exactly, to 1 / GRID a token. For any other way of drawing the draft is repeated
-with other coins and counted, at a false-alarm rate that is stated for a whole run. Children that were not drawn
+one uniform a draw, then shows its law exactly, to 1 / GRID a token, and that no other draw hangs on that uniform. For
+any other way of drawing the draft is repeated with other coins and counted, draws alone and by pairs, at a false-alarm
+rate that is stated for a whole run. Children that were not drawn
 (proposal "deterministic") owe q nothing but to lie in its support.
 """
 
@@ -112,6 +113,7 @@ def _shown_on_grid(probe: Probe, case: DrafterCase, tree: DraftTree, num_drawn: 
         q[[tree.token_list[one] for one in tree.children(parent) if one < node]] = 0.0
         q /= q.sum()
     tokens = [one.token_list[node] for one in sweep]
+    _check_apart(tree, sweep, node)
     if len(set(tokens)) != 1 + sum(one != other for one, other in itertools.pairwise(tokens)):
         return False  # no stretches: not the inverse of cumulative sums
     for token in sorted({*tokens, int(q.argmax())}):
@@ -126,6 +128,26 @@ def _shown_on_grid(probe: Probe, case: DrafterCase, tree: DraftTree, num_drawn: 
                 f"{tokens.count(token)} of {GRID} uniforms on a grid",
             )
     return True
+
+
+def _check_apart(tree: DraftTree, sweep: list[DraftTree], node: int) -> None:
+    """Each draw has a uniform of its own, so a uniform that decides `node` decides no other: what hangs on the node's
+    token stays while that token stays. Drawn with replacement, only what lies below the node may change at all."""
+    alike = [one for one in sweep if one.parent_list == tree.parent_list]
+    for other in range(node + 1, tree.num_nodes):
+        may_follow = tree.proposal != "iid" or node in tree.path_to(other)
+        groups: dict[tuple[int, ...], int] = {}
+        for one in alike:
+            token = one.token_list[other]
+            first = groups.setdefault((one.token_list[node],) if may_follow else (), token)
+            if first != token:
+                _wrong(
+                    tree,
+                    node,
+                    f"one uniform decides two draws: node {node} and node {other}",
+                    f"{first} at node {other}, whatever becomes of the uniform of node {node}",
+                    f"{first} and {token}",
+                )
 
 
 def _drawn_node(tree: DraftTree, sweep: list[DraftTree]) -> int | None:
@@ -171,16 +193,51 @@ class _Tally:
         self.expected += chance
 
 
+@dataclass
+class _Pairs:
+    """Products of two draws of one draft, each as its place in [0, 1] on the law it was drawn from, less one half.
+
+    Whatever came before, the mean of a place is one half, so the products of independent draws sum up to about nothing.
+    variance: of the sum, given what came before each draw.
+    """
+
+    num: int = 0
+    total: float = 0.0
+    variance: float = 0.0
+
+    def note(self, earlier: tuple[float, float], later: tuple[float, float]) -> None:
+        """Each draw: its place less one half, and the variance of that."""
+        self.num += 1
+        self.total += earlier[0] * later[0]
+        self.variance += earlier[0] ** 2 * later[1]
+
+    def allowed(self, alpha: float) -> float:
+        """Freedman's inequality for martingales, by halving steps of the variance."""
+        largest = max(self.num, 1) / 48  # (1/2)^2 times 1/12 a product
+        steps = 8
+        step = next((one for one in range(steps - 1, -1, -1) if self.variance <= largest / 2**one), 0)
+        log = math.log(2 * steps / alpha)
+        slack = log / 12  # a product is 1/4 at most
+        return slack + math.sqrt(slack**2 + 2 * largest / 2**step * log)
+
+
+def _place(q: Tensor, token: int) -> tuple[float, float]:
+    """Where the middle of a token's stretch lies on the cumulative sums of q, less one half; the variance of that."""
+    middles = q.cumsum(dim=0) - q / 2 - 0.5
+    return float(middles[token]), float((q * middles**2).sum())
+
+
 def _check_counts(probe: Probe, case: DrafterCase, tree: DraftTree, record: ClaimRecord) -> None:
     """The first child of each node over drafts with other coins: how often it is q's first choice, and how often it
     lies in q's upper half, by Hoeffding's bound for draws that may depend on those before; at the root also each token,
-    exactly.
+    exactly. And whether the draw of a child goes with that of its parent, or of the sibling before it.
 
     Siblings stand in the order of the draws, so the first is drawn from q as it is, with and without replacement.
     """
     assert tree.draft_probs is not None
     root = tree.draft_probs[0].double()
-    alpha = FALSE_ALARM / MAX_CASES / (len(LOOKS) * (len(root) + 2))
+    alpha = FALSE_ALARM / MAX_CASES / (len(LOOKS) * (len(root) + 3))
+    pairs = _Pairs()
     tallies = [_Tally("the most probable token"), _Tally("the upper half of q")]
     by_token = [0] * len(root)
     num_drafts = 0
@@ -192,7 +249,17 @@ def _check_counts(probe: Probe, case: DrafterCase, tree: DraftTree, record: Clai
                 _wrong(one, 0, "draft_probs is there for some draws only", "a law for each node", "None")
             _check_rows(one)
             _note_draws(one, tallies, by_token)
+            _note_pairs(one, pairs)
         _judge_tallies(tree, tallies, by_token, root, alpha)
+        if abs(pairs.total) > pairs.allowed(alpha):
+            _wrong(
+                tree,
+                0,
+                f"draws of one draft are not independent: their places on q go together by {pairs.total:.1f} over "
+                f"{pairs.num} pairs",
+                f"0, give or take {pairs.allowed(alpha):.1f} (false-alarm rate {FALSE_ALARM:g} a run)",
+                f"{pairs.total:.1f}",
+            )
     resolution = max(math.sqrt(math.log(2 / alpha) / (2 * max(1, one.num))) for one in tallies)
     record.note_remark(
         f"laws of drafts by counting: {num_drafts} drafts would have shown a shift of {min(1.0, resolution):.2f}, "
@@ -214,6 +281,20 @@ def _note_draws(one: DraftTree, tallies: list[_Tally], by_token: list[int]) -> N
         upper = order.indices[:num_upper].tolist()
         tallies[0].note(token == upper[0], float(q[upper[0]]))
         tallies[1].note(token in upper, float(q[upper].sum()))
+
+
+def _note_pairs(one: DraftTree, pairs: _Pairs) -> None:
+    """Only draws whose law is q as it stands: first children, and all of those drawn with replacement."""
+    assert one.draft_probs is not None
+    places: dict[int, tuple[float, float]] = {}
+    for node in range(one.num_nodes):
+        q, children = one.draft_probs[node].double(), one.children(node)
+        for child in children if one.proposal == "iid" else children[:1]:
+            places[child] = _place(q, one.token_list[child])
+        if children and node in places:
+            pairs.note(places[node], places[children[0]])
+        if len(children) > 1 and children[1] in places:
+            pairs.note(places[children[0]], places[children[1]])
 
 
 def _judge_tallies(tree: DraftTree, tallies: list[_Tally], by_token: list[int], root: Tensor, alpha: float) -> None:

@@ -27,6 +27,7 @@ from specbench.tree import DraftTree
 from specbench.types import DTYPES, Sampling, VerifyResult
 
 DECODED_TOKENS, DECODED_TOKENS_REAL = 6, 16
+CHOICE_TOLERANCE = 1e-9  # of a logit in fp64: a tie
 # Rows of q from two instances: rounding, never a fault of state, which moves them by far more.
 LAW_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
@@ -41,12 +42,19 @@ class Answer:
 
 
 def check_tree(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """Every tree of the history, and every tree of a real decode with the drafter, whose acceptance is reported."""
+    """Every tree of the history, and every tree of a real decode with the drafter, whose acceptance is reported.
+
+    A drafter of which the target says what it drafts is held to that: being a tree says nothing of its tokens.
+    """
     assert isinstance(case, DrafterCase)
     judged_here(subject, on_real=True)
     model = subject.bank.model(case.model)  # in its own precision: nothing is compared here
     for answer in play(subject.open_drafter(case, model=model), case, malformed=claims.MalformedDraft):
         record.num_nodes += answer.tree.num_drafts
+        if case.drafter in subject.self_drafters and subject.bank.exact and answer.tree.proposal == "deterministic":
+            _judge_choice(subject, case, answer)
+        if case.drafter in subject.lookup_drafters:
+            _judge_lookup(answer)
     if (isinstance(subject.bank, OwnBank) and subject.bank.is_called) or "oracle" not in subject.has:
         return  # there is no model that a decoder of ours could run
     drafter = _Asked(subject.open_drafter(case, model=model))
@@ -251,6 +259,54 @@ def _within(probe: Probe, case: DrafterCase, max_nodes: int, max_depth: int) -> 
             )
         )
     return tree
+
+
+def _judge_choice(subject: Subject, case: DrafterCase, answer: Answer) -> None:
+    """The children of each node are the model's most probable tokens there: as many as there are children."""
+    tree = answer.tree
+    logits = subject.score(case, answer.context[:-1], tree).logits
+    for node in range(tree.num_nodes):
+        drafted = [tree.token_list[child] for child in tree.children(node)]
+        if not drafted:
+            continue
+        left_out = logits[node].double().clone()
+        left_out[drafted] = -torch.inf
+        worst = min(drafted, key=lambda token: float(logits[node, token]))
+        gap = float(left_out.max() - logits[node, worst])
+        if gap > CHOICE_TOLERANCE:
+            best = logits[node].sort(descending=True, stable=True).indices[: len(drafted)].tolist()
+            raise claims.MalformedDraft(
+                Facts(
+                    headline=f"a drafter that drafts what the model says drafts {drafted} below node {node}, where the "
+                    f"model's most probable are {best}",
+                    expected=f"{best} below node {node}",
+                    actual=str(drafted),
+                    source="the model's own row behind that node",
+                    remark=f"token {worst} lies {gap:.2g} below token {int(left_out.argmax())}",
+                    tree=tree,
+                    notes={node: f"must be followed by {best}"},
+                )
+            )
+
+
+def _judge_lookup(answer: Answer) -> None:
+    """The root and each path below it stand in the text already, the path's own tokens at most overlapping."""
+    context, tree = list(answer.context), answer.tree
+    for path in tree.paths():
+        drafted = [tree.token_list[node] for node in path[1:]]
+        text, length = [*context, *drafted], len(path)
+        if drafted and not any(text[start : start + length] == text[-length:] for start in range(len(context) - 1)):
+            raise claims.MalformedDraft(
+                Facts(
+                    headline=f"a drafter that looks up the context drafts {drafted}, which has not followed "
+                    f"{context[-1]} in it",
+                    expected=f"what stands behind an earlier {context[-1]}",
+                    actual=str(drafted),
+                    source=f"the context {context}",
+                    tree=tree,
+                    notes={path[-1]: "not in the context"},
+                )
+            )
 
 
 def _next_request(probe: Probe) -> bool:

@@ -12,6 +12,7 @@ from specbench import claims
 from specbench.cases import Case, CommitRound, GenerationCase, StopCase
 from specbench.checks.budget import note_flips
 from specbench.checks.cells import note_round
+from specbench.checks.drafts import NotedDrafts, check_drafts
 from specbench.checks.noise import token_bound
 from specbench.claims import Facts, Violation
 from specbench.compare import first_difference, regret
@@ -29,6 +30,8 @@ from specbench.tree import DraftTree
 from specbench.types import GREEDY, NEVER_STOP, Generation, Round, Sampling, Stop
 
 THRESHOLDS = (0.2, 0.5, 0.8)
+RECOMPUTED = "accepted rows are forwarded again instead of being kept: lost speed, not a bug"
+RECOMPUTED_OR_PATHS = "rows are forwarded more than once, accepted ones again or whole paths: lost speed, not a bug"
 
 
 def check_lossless(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -50,21 +53,36 @@ def check_lossless(subject: Subject, case: Case, record: ClaimRecord) -> None:
 
 
 def check_repeatable(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """One instance serves a request, other requests, and the first one again: what it says must not depend on them.
+    """One instance serves a request, other requests, the first one again, and one that goes on behind its answer: what
+    it says must not depend on those before, nor may it verify drafts that were made for another.
 
     Longer and shorter texts and trees take turns, which is where a buffer that is not cleared shows.
     """
     assert isinstance(case, StopCase)
-    probe = subject.open(case, drafter=make_drafter(subject, case))
+    drafter = make_drafter(subject, case)
+    noted = NotedDrafts(drafter) if isinstance(drafter, ScriptedDrafter) else None
+    probe = subject.open(case, drafter=noted or drafter)
     first = probe.generate(case.prompt, max_new_tokens=case.max_new_tokens)
+    answers = []
     for other in case.turns:
-        probe.generate(other, max_new_tokens=1 + len(other) % max(case.max_new_tokens, 1))
+        limit = 1 + len(other) % max(case.max_new_tokens, 1)
+        answers.append((other, limit, probe.generate(other, max_new_tokens=limit)))
     again = probe.generate(case.prompt, max_new_tokens=case.max_new_tokens)
     at = first_difference(again.tokens, first.tokens)
     if subject.exact and at is not None:
         headline = f"the same request is answered differently from token {at} on, {len(case.turns)} requests later"
         raise claims.StaleState(token_facts(headline, first.tokens, again, at=at))
     judge_tokens(claims.StaleState, subject, case, again, record)
+    if noted is not None:
+        check_drafts(claims.StaleState, noted, case.prompt, again)
+    behind = (*case.prompt, *again.tokens, *case.prompt[:1])
+    answers.append((behind, 4, probe.generate(behind, max_new_tokens=4)))
+    for prompt, limit, answer in answers:
+        if len(answer.tokens) > limit:
+            headline = f"a later request is answered with {len(answer.tokens)} tokens, must have {limit}"
+            raise claims.StaleState(token_facts(headline, answer.tokens[:limit], answer))
+        one = replace(case, max_new_tokens=limit)
+        judge_tokens(claims.StaleState, subject, one, answer, record, prompt=prompt)
 
 
 def check_progress(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -101,7 +119,11 @@ def check_progress(subject: Subject, case: Case, record: ClaimRecord) -> None:
 
 
 def check_rows(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """Counts the rows the target asks its model for: the prompt once, then no more than each round's tree."""
+    """Counts the rows the target asks its model for: the prompt once, then no more than each round's tree.
+
+    Two right decoders forward more, which is remarked: one that computes accepted rows again instead of moving them,
+    and one that writes whole paths out because it knows no other layout.
+    """
     assert isinstance(case, GenerationCase)
     model = CountingModel(subject.bank.model(case.model))
     probe = subject.open(case, drafter=make_drafter(subject, case), model=model)
@@ -115,18 +137,22 @@ def check_rows(subject: Subject, case: Case, record: ClaimRecord) -> None:
         mask_bytes=sum(one.mask_bytes for one in rounds),
         kv_bytes=sum(one.kv_bytes for one in rounds),
     )
+    total, again = sum(model.rows), [len(one.emitted) for one in rounds]  # the root and the accepted nodes but the last
     needed = [_rows_needed(one, case.layout) for one in rounds]
-    allowed = len(case.prompt) + sum(needed)  # the prompt once, in whatever pieces, and each round's tree
-    if sum(model.rows) > allowed:
+    most = [_rows_needed(one, "path_batch") for one in rounds] if len(subject.layouts) == 1 else needed
+    allowed = len(case.prompt) + sum(most) + sum(again)  # the prompt once, in whatever pieces
+    if total > allowed:
         raise claims.RowCountMismatch(
             Facts(
-                headline=f"{sum(model.rows)} rows were forwarded in {len(rounds)} rounds, must be at most {allowed}",
-                expected=f"at most {len(case.prompt)} for the prompt and {needed} by round",
+                headline=f"{total} rows were forwarded in {len(rounds)} rounds, must be at most {allowed}",
+                expected=f"at most {len(case.prompt)} for the prompt, {most} by round and {again} accepted ones again",
                 actual=f"{model.rows} by forward",
                 source="nodes and root of each round's tree",
                 **last_round(generation),
             )
         )
+    if total > len(case.prompt) + sum(needed):
+        record.note_remark(RECOMPUTED if most == needed else RECOMPUTED_OR_PATHS)
 
 
 def check_threshold(subject: Subject, case: Case, record: ClaimRecord) -> None:

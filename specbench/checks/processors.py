@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from torch import Tensor
 
 from specbench import claims
-from specbench.cases import BatchRequest, Case, GenerationCase, ProcessorCase
+from specbench.cases import BatchRequest, Case, CommitRound, GenerationCase, ProcessorCase
 from specbench.checks.generation import generate, stretch, token_facts
 from specbench.checks.stopping import judge_end, judge_stopped
 from specbench.claims import Facts
@@ -16,6 +17,8 @@ from specbench.subjects import Subject
 from specbench.tree import DraftTree
 from specbench.types import NEVER_STOP, Automaton, Generation, Sampling
 
+MAX_DECOYS = 4  # tokens beside the accepted path that bans begin with
+
 
 def check_penalties(subject: Subject, case: Case, record: ClaimRecord) -> None:
     assert isinstance(case, ProcessorCase)
@@ -23,13 +26,18 @@ def check_penalties(subject: Subject, case: Case, record: ClaimRecord) -> None:
 
 
 def check_bad_words(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """The forbidden sequences are cut out of plain decoding's own output, so that it would say them."""
+    """The forbidden sequences are cut out of plain decoding's own output, so that it would say them. Others begin with
+    a draft that stands beside the accepted path: they forbid nothing unless it is taken for a part of a row's text."""
     assert isinstance(case, ProcessorCase)
     plain = subject.plain_text(case, case.prompt, case.max_new_tokens)
     if not plain:
         return
     banned = tuple(dict.fromkeys(stretch(plain, first, length) for first, length in case.bans))
-    sampling = Sampling(bad_words=banned)
+    plain = subject.plain_text(case, case.prompt, case.max_new_tokens, sampling=Sampling(bad_words=banned))
+    beside = dict.fromkeys(token for one in case.rounds for token in _beside_the_path(one) if token not in plain)
+    said = sorted({(token,) for token in plain} | set(itertools.pairwise(plain)))
+    decoys = tuple((first, *rest) for first in list(beside)[:MAX_DECOYS] for rest in said)
+    sampling = Sampling(bad_words=(*banned, *decoys))
     expected = subject.plain_text(case, case.prompt, case.max_new_tokens, sampling=sampling)
     if any(_holds(expected, idx, one) for idx in range(len(expected)) for one in banned):
         return  # with few tokens a text can come to where nothing may be said
@@ -94,6 +102,12 @@ def penalties_of(numbers: ProcessorCase | BatchRequest) -> Sampling:
         presence_penalty=numbers.presence / 100,
         frequency_penalty=numbers.frequency / 100,
     )
+
+
+def _beside_the_path(one: CommitRound) -> list[int]:
+    """Tokens of nodes that stand in memory right before a node of the accepted path and are not on it."""
+    path = DraftTree.of(one.tokens, one.parents).path_to(one.accept)
+    return [one.tokens[node - 1] for node in path[1:] if node - 1 not in path]
 
 
 def _holds(text: tuple[int, ...], at: int, sequence: tuple[int, ...]) -> bool:

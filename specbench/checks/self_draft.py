@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from specbench import claims
 from specbench.cases import OWN_DRAFTERS, Case, GenerationCase
@@ -25,7 +26,8 @@ from specbench.types import Round, Sampling, VerifyResult
 
 def check_self_draft(subject: Subject, case: Case, record: ClaimRecord) -> None:
     """Every round accepts as deep as it drafted, but for rounds that the script spoilt and a last one that the limit
-    cuts. A refused draft is excused where its regret under the oracle is below the noise of plain decoding."""
+    cuts. A refused draft is excused where its regret under the oracle is below the noise of plain decoding; one that
+    lies deeper than there are tokens left to emit is not."""
     assert isinstance(case, GenerationCase)
     if subject.codec(case):  # rounded keys and values make the target another model than its drafter's
         case = replace(case, cache="contiguous")
@@ -49,6 +51,8 @@ def check_self_draft(subject: Subject, case: Case, record: ClaimRecord) -> None:
         deepest = int(tree.depth.max())
         num_drafted += deepest
         num_remaining = len(case.prompt) + case.max_new_tokens - len(text)
+        if deepest > num_remaining:
+            _beyond(one, tree, number, num_remaining)
         refused = tree.children(one.path[-1] if one.path else 0)
         if refused and len(text) not in spoilt and deepest < num_remaining:
             _judge_refusal(subject, case, record, text, one, number)
@@ -110,6 +114,19 @@ def _self_drafter(subject: Subject, case: GenerationCase) -> Drafter:
     drafter = make_drafter(subject, case)
     assert drafter is not None
     return drafter
+
+
+def _beyond(one: Round, tree: DraftTree, number: int, num_remaining: int) -> NoReturn:
+    deepest = int(tree.depth.max())
+    raise claims.SelfDraftRejected(
+        Facts(
+            headline=f"round {number} verifies drafts {deepest} levels deep, with {num_remaining} tokens left to emit",
+            expected=f"at most {num_remaining} levels",
+            actual=f"{deepest} levels, {len(one.emitted)} tokens emitted",
+            source="max_new_tokens: what lies deeper is never emitted, whatever is accepted",
+            tree=tree,
+        )
+    )
 
 
 def _judge_refusal(

@@ -41,7 +41,8 @@ def check_dead_rows(subject: Subject, case: Case, record: ClaimRecord) -> None:
 
 
 def check_fork(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """After the first round a second sequence is split off. Both go on in turn, with other trees and other tokens."""
+    """After the first round a second sequence is split off. Both go on in turn, with other trees and other tokens: both
+    forwards, then both commits. A third one stays where it is to the end."""
     assert isinstance(case, CommitCase)
     first, *ours = planned(case)
     roots = tuple((root + 1) % subject.vocab_size(case.model) for root in reversed(case.next_roots))
@@ -52,14 +53,18 @@ def check_fork(subject: Subject, case: Case, record: ClaimRecord) -> None:
     shared = expected_cache(subject, case, first.after[:-1])
     ends = [plan[-1].after if plan else first.after for plan in plans]
     logits = [expected_logits(subject, case, end[:-1], root_only(end[-1])) for end in ends]
+    other_root = (first.after[-1] + 1) % subject.vocab_size(case.model)
+    idle_logits = expected_logits(subject, case, first.after[:-1], root_only(other_root))
     probe = subject.open(case)
     probe.prefill(case.prompt[:-1])
     _play(probe, first)
-    probes = (probe, probe.fork())
+    probes, idle = (probe, probe.fork()), probe.fork()
     for turn in range(max(len(plan) for plan in plans)):
-        for one, plan in zip(probes, plans, strict=True):
-            if turn < len(plan):
-                _play(one, plan[turn])
+        playing = [(one, plan[turn]) for one, plan in zip(probes, plans, strict=True) if turn < len(plan)]
+        for one, round_of_it in playing:
+            one.forward_tree(round_of_it.tree)
+        for one, round_of_it in playing:
+            one.commit(round_of_it.path)
         for name, one, plan, expected in zip(names, probes, plans, caches, strict=True):
             right = expected[min(turn, len(plan) - 1)] if plan else shared
             tree, path = (plan[turn].tree, plan[turn].path) if turn < len(plan) else (first.tree, first.path)
@@ -68,6 +73,7 @@ def check_fork(subject: Subject, case: Case, record: ClaimRecord) -> None:
                 compare_cache(claims.ForkMismatch, one, right, record, tree, path, when)
             else:
                 compare_length(claims.ForkMismatch, one, len(right.committed), tree, when)
+    compare_logits(claims.ForkMismatch, idle, idle_logits, record, " in a second fork, in its first round")
     for name, one, next_logits in zip(names, probes, logits, strict=True):
         compare_logits(claims.ForkMismatch, one, next_logits, record, f" in {name}, in the next round")
 
@@ -99,17 +105,20 @@ def check_pages(subject: Subject, case: Case, record: ClaimRecord) -> None:
 
 
 def check_chunked(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """A kept prefix behind which another text had gone on, then the rest of the prompt in pieces."""
+    """A kept prefix behind which another text had gone on, then the rest of the prompt in pieces; then two prompts at
+    once, of which a cache of prefixes might know too much."""
     assert isinstance(case, ChunkCase)
     prefix, keep = case.prefix, min(case.keep, len(case.prefix))
     cache = expected_cache(subject, case, prefix)
     logits = expected_logits(subject, case, prefix, case.tree)
-    probe = subject.open(case)
+    spelt = (*prefix, *case.tokens)
     vocab_size = subject.vocab_size(case.model)
+    other = (*prefix[:keep], *((token + 1) % vocab_size for token in prefix[keep:]))
+    spelt_cache, other_cache = expected_cache(subject, case, spelt), expected_cache(subject, case, other)
+    probe = subject.open(case)
     if prefix:  # a text that differs in its first token only: none of its rows may be taken for this one's
         probe.prefill([(prefix[0] + 1) % vocab_size, *prefix[1:]])
-    other = [(token + 1) % vocab_size for token in prefix[keep:]]
-    probe.prefill([*prefix[:keep], *other])
+    probe.prefill(other)
     probe.truncate(keep)
     start = keep
     for length in (*case.chunks, len(prefix)):
@@ -118,6 +127,13 @@ def check_chunked(subject: Subject, case: Case, record: ClaimRecord) -> None:
     pieces = f" behind {keep} kept tokens and pieces of {list(case.chunks)}"
     compare_cache(claims.ChunkMismatch, probe, cache, record, case.tree, [], pieces)
     compare_logits(claims.ChunkMismatch, probe, logits, record, pieces)
+    # That forward was not committed, and this prompt spells its rows: none of them may be taken for the prompt's.
+    probe.prefill(spelt)
+    spelling = " of a prompt that spells an uncommitted tree"
+    compare_cache(claims.ChunkMismatch, probe, spelt_cache, record, case.tree, [], spelling)
+    probe.prefill(other)
+    shared = f" of a prompt behind one with the same first {keep} tokens"
+    compare_cache(claims.ChunkMismatch, probe, other_cache, record, case.tree, [], shared)
 
 
 def check_abort(subject: Subject, case: Case, record: ClaimRecord) -> None:

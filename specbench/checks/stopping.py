@@ -40,15 +40,18 @@ def check_max_tokens(subject: Subject, case: Case, record: ClaimRecord) -> None:
 
 
 def check_sequences(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """The sequence is cut out of plain decoding's own output; a second one shares its start and never comes."""
+    """The sequence is cut out of plain decoding's own output. Beside it stand a longer one that ends right behind it,
+    one that shares its start and never comes, and one that is half in the prompt, where none is looked for."""
     assert isinstance(case, StopCase)
     plain = subject.plain_text(case, case.prompt, case.max_new_tokens)
     sequence = stretch(plain, case.stop_from, case.stop_len)
     if not sequence:
         return
     unseen = _unseen(subject, case, plain)
-    decoys = tuple((*sequence[:-1], token) for token in unseen[:1])
-    stop = Stop(stop_sequences=(*decoys, sequence))
+    decoys = [(*sequence[:-1], token) for token in unseen[:1]]
+    later = stretch(plain, case.stop_from + 1, case.stop_len + 1)
+    across = (case.prompt[-1], plain[0])
+    stop = Stop(stop_sequences=tuple(one for one in (later, *decoys, across, sequence) if one))
     judge_stopped(claims.StopSequenceMismatch, subject, case, stop, record)
 
 

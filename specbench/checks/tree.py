@@ -53,7 +53,7 @@ def check_positions(subject: Subject, case: Case, record: ClaimRecord) -> None:
 
 
 def check_attention_weights(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """taps.layers[*].attention_weights: no mass off the path (exactly), and the rest sums to one.
+    """taps.layers[*].attention_weights: no mass off the path or left of a window (exactly), and the rest sums to one.
 
     In fp64 every visible row must carry mass: nothing underflows there unless scores lie hundreds apart.
     """
@@ -72,12 +72,16 @@ def check_attention_weights(subject: Subject, case: Case, record: ClaimRecord) -
             nearest = 0 if window is None else max(0, prefix_len + len(tree.path_to(node)) - window)
             path = [one for depth, one in enumerate(tree.path_to(node)) if prefix_len + depth >= nearest]
             hidden = [p for p in range(nearest, prefix_len) if subject.exact and not weakest[p] > 0]
+            left = [p for p in range(min(nearest, prefix_len)) if mass[p] > 0]
             seen = [node_of_row[m] for m in range(len(node_of_row)) if mass[prefix_len + m] > 0]
             leaks = not set(seen) <= set(path) or len(set(seen)) != len(seen)
             if subject.exact and not leaks:  # what even the weakest head sees
                 seen = [node_of_row[m] for m in range(len(node_of_row)) if weakest[prefix_len + m] > 0]
-            if hidden or leaks or (subject.exact and sorted(seen) != path):
-                facts = _visibility_facts(tree, node, prefix_len, hidden, seen, "puts attention mass on", path=path)
+            if hidden or left or leaks or (subject.exact and sorted(seen) != path):
+                verb = "puts attention mass on"
+                facts = _visibility_facts(
+                    tree, node, prefix_len, hidden, seen, verb, path=path, nearest=nearest, left=left
+                )
                 raise claims.AttentionMassMismatch(_in_layer(facts, idx))
         total = weights.sum(dim=-1)  # [Hq, M]
         worst = int((total - 1).abs().argmax())
@@ -329,25 +333,37 @@ def _visibility_facts(
     verb: str,
     *,
     path: list[int] | None = None,
+    nearest: int = 0,
+    left: Sequence[int] = (),
 ) -> Facts:
+    """path: the nodes to be seen, all on the row's path when None. nearest: the first row in the window; left: rows of
+    the prefix seen before it."""
     wanted = tree.path_to(node) if path is None else path
     seen = sorted(seen)
     extra = sorted({one for one in seen if one not in wanted or seen.count(one) > 1})
     missing = [one for one in wanted if one not in seen]
-    parts = [f"{verb} node {one}" + (" twice" if seen.count(one) > 1 else " (not on its path)") for one in extra[:1]]
+    parts = [f"{verb} node {one} {_why_not(tree, node, one, seen)}" for one in extra[:1]]
+    parts += [f"{verb} prefix row {one} (left of its window)" for one in left[:1]]
     parts += [f"misses node {one} (on its path)" for one in missing[:1]]
     parts += [f"misses prefix row {one}" for one in hidden[:1]]
     notes = dict.fromkeys(extra, "seen, must not be") | dict.fromkeys(missing, "missed")
-    prefix = f"prefix 0..{prefix_len - 1}" if prefix_len else ""
+    prefix = f"prefix {nearest}..{prefix_len - 1}" if nearest < prefix_len else ""
     lost = f" without {hidden}" if hidden else ""
+    more = f"prefix rows {list(left)}" if left else ""
     return Facts(
         headline=f"node {node} {' and '.join(parts)}",
-        expected=f"{prefix} and nodes {wanted}" if prefix else f"nodes {wanted}",
-        actual=f"{prefix}{lost} and nodes {seen}" if prefix else f"nodes {seen}",
+        expected=" and ".join(filter(None, (prefix, f"nodes {wanted}"))),
+        actual=" and ".join(filter(None, (more, prefix + lost, f"nodes {seen}"))),
         source="the node's ancestors, walked along parents",
         tree=tree,
         notes={node: "this row", **notes},
     )
+
+
+def _why_not(tree: DraftTree, node: int, other: int, seen: Sequence[int]) -> str:
+    if seen.count(other) > 1:
+        return "twice"
+    return "(left of its window)" if other in tree.path_to(node) else "(not on its path)"
 
 
 def _in_layer(facts: Facts, layer: int) -> Facts:
