@@ -1,89 +1,23 @@
-"""Drafters that break their word, and targets whose output is right all the same: only drafts or numbers show it."""
+"""Drafters out of step with the target, by their rows, positions, texts or weights: the output is right all along."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from specbench.protocols import Coins, Drafter, LanguageModel
-from specbench.reference.decoder import Decoder
+from specbench.protocols import Cache, Drafter, LanguageModel
 from specbench.reference.drafters.caching import CachingDrafter
 from specbench.reference.drafters.model import ModelDrafter
-from specbench.reference.drafters.sampled import SampledDrafter, inverse_cdf
 from specbench.reference.faults.fault import Fault
-from specbench.reference.target import ReferenceTarget
-from specbench.steps import FlatTree
+from specbench.reference.faults.housing import drafting, shaped
+from specbench.reference.faults.rewrite import rewrite, rows_behind
+from specbench.reference.model import LlamaModel
+from specbench.steps import FlatTree, Steps
 from specbench.tree import DraftTree
-from specbench.types import Generation, Sampling, VerifyResult
+from specbench.types import VerifyResult
 
-
-class _DuplicateSiblings(ModelDrafter):
-    def draft(self, context: list[int], *, max_nodes: int, **keywords: Any) -> DraftTree:
-        tree = super().draft(context, max_nodes=max_nodes, **keywords)
-        if not 0 < tree.num_drafts < max_nodes:
-            return tree
-        return DraftTree.of([*tree.token_list, tree.token_list[1]], [*tree.parent_list, 0])
-
-
-class _OneLayerOff(ModelDrafter):
-    def draft(self, context: list[int], **keywords: Any) -> Any:
-        tree = super().draft(context, **keywords)
-        depth = tree.depth.tolist()
-        parents = [
-            # Counted from the start of the node's own layer instead of its parent's.
-            parent if level < 2 else parent - depth.index(level - 1) + depth.index(level)
-            for parent, level in zip(tree.parent_list, depth, strict=True)
-        ]
-        return SimpleNamespace(tokens=tree.token_list, parents=parents)
-
-
-class _RootCounted(ModelDrafter):
-    def draft(self, context: list[int], *, max_nodes: int, **keywords: Any) -> DraftTree:
-        return super().draft(context, max_nodes=max_nodes + 1, **keywords)
-
-
-class _AnyDepth(ModelDrafter):
-    def draft(self, context: list[int], *, max_depth: int, **keywords: Any) -> DraftTree:
-        return super().draft(context, max_depth=len(self._widths), **keywords)
-
-
-class _BeforeTemperature(SampledDrafter):
-    def draft(self, context: list[int], *, sampling: Sampling, **keywords: Any) -> DraftTree:
-        tree = super().draft(context, sampling=sampling, **keywords)
-        assert tree.draft_probs is not None
-        raw = tree.draft_probs**sampling.temperature if sampling.temperature else tree.draft_probs
-        return replace(tree, draft_probs=raw / raw.sum(dim=-1, keepdim=True).clamp(min=1e-300))
-
-
-class _SharedRow(SampledDrafter):
-    def draft(self, context: list[int], **keywords: Any) -> DraftTree:
-        tree = super().draft(context, **keywords)
-        assert tree.draft_probs is not None
-        written = tree.draft_probs.any(dim=-1)
-        if not bool(written.any()):
-            return tree
-        last = tree.draft_probs[int(written.nonzero()[-1])]
-        return replace(tree, draft_probs=torch.where(written[:, None], last, tree.draft_probs))
-
-
-class _Argmax(SampledDrafter):
-    def _draws(self, q: Tensor, num: int, coins: Coins) -> list[int]:
-        return [int(q.argmax())] if num else []
-
-
-class _OwnGenerator(SampledDrafter):
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__(model)
-        self._generator = torch.Generator().manual_seed(0)
-
-    def _draws(self, q: Tensor, num: int, coins: Coins) -> list[int]:
-        uniforms = torch.rand(num, generator=self._generator, dtype=torch.float64)
-        return [inverse_cdf(q, float(one)) for one in uniforms]
+ROPE_OF_OTHERS = 500_000.0
 
 
 class _Trusting(CachingDrafter):
@@ -103,9 +37,12 @@ class _NotRolledBack(_Trusting):
         flat = self._session.last_flat
         if tree is None or flat is None:
             return
-        computed = list(range(1, flat.num_rows))  # of a chain: all its rows, the refused ones too
+        kept = [node for node in result.path if node < flat.num_rows]
+        computed = list(kept)
+        while below := [node for node in tree.children((0, *computed)[-1])[:1] if node < flat.num_rows]:
+            computed += below  # what was drafted first behind the accepted path
         self._session.commit(computed)
-        self._cached += [tree.token_list[node] for node in (0, *result.path) if node < flat.num_rows]
+        self._cached += [tree.token_list[node] for node in (0, *kept)]
 
 
 class _Hole(_Trusting):
@@ -114,6 +51,66 @@ class _Hole(_Trusting):
         super().observe(result)
         if tree is not None and len(result.path) == tree.num_drafts:
             self._cached.append(tree.token_list[result.path[-1]])  # it was drafted, but never read
+
+
+class _KeptOnPartial(_NotRolledBack):
+    """Right where all was refused, and where nothing was."""
+
+    def observe(self, result: VerifyResult) -> None:
+        if self._drafted is not None and 0 < len(result.path) < int(self._drafted.depth.max()):
+            super().observe(result)
+        else:
+            CachingDrafter.observe(self, result)
+
+
+class _CutTooFar(_Trusting):
+    """Where a draft was refused, the row before it goes as well, and still counts as cached."""
+
+    def observe(self, result: VerifyResult) -> None:
+        tree, self._drafted = self._drafted, None
+        flat = self._session.last_flat
+        if tree is None or flat is None:
+            return
+        kept = [node for node in result.path if node < flat.num_rows]
+        self._session.commit(kept[:-1] if len(result.path) < tree.num_drafts else kept)
+        self._cached += [tree.token_list[node] for node in (0, *kept)]
+
+
+class _PlainStepUnread(_Trusting):
+    """In a round without a draft the drafter's count goes on and its cache does not."""
+
+    _root: int | None = None
+
+    def observe(self, result: VerifyResult) -> None:
+        if self._drafted is None and self._root is not None:
+            self._cached.append(self._root)
+        super().observe(result)
+        self._root = result.bonus_token
+
+    def reset(self) -> None:
+        super().reset()
+        self._root = None
+
+
+class _OneBehind(ModelDrafter):
+    """The last token before the root is not read: the drafter is a round's step behind the target."""
+
+    def _catch_up(self, tokens: list[int]) -> None:
+        super()._catch_up(tokens[:-1])
+
+
+class _ByLastToken(ModelDrafter):
+    """A draft is looked up by the token it follows, and made only where there is none."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self._known: dict[tuple[int, int, int], DraftTree] = {}
+
+    def draft(self, context: list[int], *, max_nodes: int, max_depth: int, **keywords: Any) -> DraftTree:
+        key = context[-1], max_nodes, max_depth
+        if key not in self._known:
+            self._known[key] = super().draft(context, max_nodes=max_nodes, max_depth=max_depth, **keywords)
+        return self._known[key]
 
 
 class _HalfReset(_Trusting):
@@ -153,104 +150,90 @@ class _Appending(ModelDrafter):
         return tree
 
 
-class _Shifted(ModelDrafter):
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__(model, widths=(1, 1, 1))
-        steps = self._session.steps
+def _shifted(steps: Steps) -> Steps:
+    def flatten(tree: DraftTree, prefix_len: int) -> FlatTree:
+        flat = steps.flatten(tree, prefix_len)
+        return replace(flat, position_ids=flat.position_ids + 1)
 
-        def flatten(tree: DraftTree, prefix_len: int) -> FlatTree:
-            flat = steps.flatten(tree, prefix_len)
-            return replace(flat, position_ids=flat.position_ids + 1)
-
-        self._session.steps = replace(steps, flatten=flatten)
+    return replace(steps, flatten=flatten)
 
 
-class _BonusCounted(Decoder):
-    def generate(self, *arguments: Any, **keywords: Any) -> Generation:
-        one = super().generate(*arguments, **keywords)
-        return _Counted(one.tokens, one.finish_reason, one.rounds)
+def _from_first_length(steps: Steps) -> Steps:
+    base: int | None = None
+
+    def flatten(tree: DraftTree, prefix_len: int) -> FlatTree:
+        nonlocal base
+        base = prefix_len if base is None else base
+        flat = steps.flatten(tree, prefix_len)
+        return replace(flat, position_ids=flat.position_ids - prefix_len + base)
+
+    return replace(steps, flatten=flatten)
 
 
-class _Counted(Generation):
-    @property
-    def acceptance_rate(self) -> float:
-        levels = sum(int(DraftTree.of(one.tokens, one.parents).depth.max()) for one in self.rounds)
-        return sum(len(one.path) + 1 for one in self.rounds) / max(1, levels)
+def _input_aliased(steps: Steps) -> Steps:
+    """The buffer of the next step's input still holds the token before."""
+
+    def flatten(tree: DraftTree, prefix_len: int) -> FlatTree:
+        flat = steps.flatten(tree, prefix_len)
+        return replace(flat, tokens=flat.tokens[tree.parents.clamp(min=0)])
+
+    return replace(steps, flatten=flatten)
 
 
-def _drafting(drafter: Callable[[LanguageModel], Drafter], *, itself: bool = False) -> Callable[[], ReferenceTarget]:
-    """A target whose only drafter is the faulty one; itself: which it calls a self-drafter."""
-    return lambda: ReferenceTarget(drafters={"faulty": drafter}, self_drafters=("faulty",) if itself else ())
+def _values_not_moved(steps: Steps) -> Steps:
+    def commit(cache: Cache, prefix_len: int, rows: Sequence[int]) -> None:
+        if not hasattr(cache, "spec"):
+            steps.commit(cache, prefix_len, rows)
+            return
+        layers = rows_behind(cache, prefix_len)
+        steps.commit(cache, prefix_len, rows)
+        rewrite(cache, prefix_len, [(k[:, list(rows)], v[:, : len(rows)]) for k, v in layers])
+
+    return replace(steps, commit=commit)
 
 
-def _tree_drafter(kind: type[ModelDrafter]) -> Callable[[LanguageModel], Drafter]:
-    return lambda model: kind(model, widths=(2, 2, 1))
+def _stepping(
+    plant: Callable[[Steps], Steps], *widths: int, kind: type[ModelDrafter] = ModelDrafter
+) -> Callable[[LanguageModel], Drafter]:
+    """A drafter that takes such steps over its own cache."""
+
+    def make(model: LanguageModel) -> Drafter:
+        drafter = kind(model, widths=widths)
+        drafter._session.steps = plant(drafter._session.steps)
+        return drafter
+
+    return make
+
+
+def _over(change: Callable[[LlamaModel], LlamaModel]) -> Callable[[LanguageModel], Drafter]:
+    """A drafter over a model that was loaded wrong; models of others are loaded right."""
+    return lambda model: ModelDrafter(change(model) if type(model) is LlamaModel else model, widths=(2, 2, 1))
+
+
+def _normed_twice(model: LlamaModel) -> LlamaModel:
+    """The head is handed what the last norm has left and norms it again: its gains count twice."""
+    name = "model.norm.weight"
+    return LlamaModel(model.config, {**model._weights, name: model._weights[name] ** 2})
+
+
+def _rope_of_others(model: LlamaModel) -> LlamaModel:
+    return LlamaModel(replace(model.config, rope_theta=ROPE_OF_OTHERS), model._weights)
+
+
+def _without_windows(model: LlamaModel) -> LlamaModel:
+    return LlamaModel(replace(model.config, windows=()), model._weights)
 
 
 FAULTS = (
-    Fault(
-        "duplicate_siblings",
-        "tree-construction",
-        "the best draft is proposed twice below the root",
-        "any draft with room for one more node",
-        "drafter.tree",
-        target=_drafting(_DuplicateSiblings),
-    ),
-    Fault(
-        "parent_layer_off",
-        "tree-construction",
-        "parents are counted from the start of the node's own layer",
-        "a draft of two levels",
-        "drafter.tree",
-        target=_drafting(_tree_drafter(_OneLayerOff)),
-    ),
-    Fault(
-        "root_in_budget",
-        "tree-construction",
-        "the node limit is compared with a count that leaves a node out",
-        "a limit below the size of the whole draft",
-        "drafter.budget",
-        target=_drafting(_tree_drafter(_RootCounted)),
-    ),
-    Fault(
-        "depth_ignored",
-        "tree-construction",
-        "the drafter's own depth is drafted whatever max_depth says",
-        "a limit below that depth",
-        "drafter.budget",
-        target=_drafting(_AnyDepth),
-    ),
-    Fault(
-        "q_before_temperature",
-        "q-not-matching",
-        "draft_probs are taken before the temperature, drafts are drawn after it",
-        "a temperature other than 1",
-        "drafter.law",
-        target=_drafting(_BeforeTemperature),
-    ),
-    Fault(
-        "q_shared_buffer",
-        "q-not-matching",
-        "every row of draft_probs is the buffer that the last draft step wrote",
-        "a draft of two levels",
-        "drafter.law",
-        target=_drafting(_SharedRow),
-    ),
-    Fault(
-        "argmax_draft_soft_q",
-        "q-not-matching",
-        "the most probable token is drafted, and handed on with the soft law as if it had been drawn",
-        "a temperature above 0",
-        "drafter.law",
-        target=_drafting(_Argmax),
-    ),
     Fault(
         "drafter_not_rolled_back",
         "drafter-desync",
         "the drafter keeps the rows of refused drafts and goes on behind them",
         "a partial accept; the output stays right",
         "drafter.state",
-        target=_drafting(_NotRolledBack, itself=True),
+        target=drafting(_NotRolledBack, itself=True),
+        subtle="a rejection",
+        kin="drafter keeps refused rows",
     ),
     Fault(
         "drafter_hole",
@@ -258,7 +241,9 @@ FAULTS = (
         "the last draft counts as cached although it was never read",
         "a full accept; the output stays right",
         "drafter.state",
-        target=_drafting(_Hole, itself=True),
+        target=drafting(_Hole, itself=True),
+        subtle="a full accept",
+        kin="a hole in the drafter's rows",
     ),
     Fault(
         "drafter_half_reset",
@@ -266,7 +251,8 @@ FAULTS = (
         "a reset forgets the drafter's tokens and keeps its rows",
         "a second request on the same drafter",
         "drafter.no_peeking",
-        target=_drafting(_HalfReset),
+        target=drafting(_HalfReset),
+        subtle="a second request",
     ),
     Fault(
         "drafter_other_request",
@@ -274,7 +260,8 @@ FAULTS = (
         "the drafter proposes what another request went on with",
         "a request that begins like an earlier, longer one",
         "drafter.no_peeking",
-        target=_drafting(_Remembering),
+        target=drafting(_Remembering),
+        subtle="a second request",
     ),
     Fault(
         "drafter_trusts_length",
@@ -282,7 +269,8 @@ FAULTS = (
         "the drafter keeps as many cached rows as the context is long, whatever they were computed from",
         "a text unlike the one before it",
         "drafter.no_peeking",
-        target=_drafting(_TrustsLength),
+        target=drafting(_TrustsLength),
+        subtle="a second text",
     ),
     Fault(
         "drafter_changes_context",
@@ -290,15 +278,7 @@ FAULTS = (
         "the drafter appends its draft to the list that it was given",
         "any draft",
         "drafter.no_peeking",
-        target=_drafting(_Appending),
-    ),
-    Fault(
-        "drafter_own_generator",
-        "rng/seed",
-        "drafts are drawn by a generator of the drafter's own instead of the coins",
-        "a temperature above 0",
-        "drafter.deterministic",
-        target=_drafting(_OwnGenerator),
+        target=drafting(_Appending),
     ),
     Fault(
         "drafter_position",
@@ -306,14 +286,107 @@ FAULTS = (
         "the drafter's nodes stand one position too far on",
         "any self-draft; the output stays right, only acceptance falls",
         "drafter.self_draft",
-        target=_drafting(_Shifted, itself=True),
+        target=drafting(_stepping(_shifted, 1, 1, 1), itself=True),
     ),
     Fault(
-        "bonus_counted",
-        "metric-wrong",
-        "the bonus token counts as an accepted draft",
-        "any generation with drafts",
-        "metrics.acceptance",
-        target=lambda: ReferenceTarget(decoder=_BonusCounted),
+        "drafter_kept_on_partial",
+        "drafter-desync",
+        "the drafter keeps the rows of refused drafts where some were accepted, and drops them where none was",
+        "a partial accept; the output stays right",
+        "drafter.state",
+        target=drafting(shaped(_KeptOnPartial, 2, 1, 1), itself=True),
+        subtle="a partial accept",
+        kin="drafter keeps refused rows",
+    ),
+    Fault(
+        "drafter_cut_too_far",
+        "kv-off-by-one",
+        "where a draft was refused, the drafter drops the last accepted row too and counts it as cached",
+        "a partial accept; the output stays right",
+        "drafter.state",
+        target=drafting(_CutTooFar, itself=True),
+        subtle="a partial accept",
+        kin="a hole in the drafter's rows",
+    ),
+    Fault(
+        "drafter_plain_step_unread",
+        "drafter-desync",
+        "a plain step moves the drafter's count on and is not read into its cache",
+        "a plain step between two drafts; the output stays right",
+        "drafter.state",
+        target=drafting(shaped(_PlainStepUnread, 2, 2, 1), itself=True),
+        subtle="a plain step between two drafts",
+    ),
+    Fault(
+        "drafter_one_behind",
+        "drafter-desync",
+        "the drafter has not read the last token before the root",
+        "any self-draft; the output stays right, only acceptance falls",
+        "drafter.self_draft",
+        target=drafting(_OneBehind, itself=True),
+    ),
+    Fault(
+        "drafter_by_last_token",
+        "drafter-desync",
+        "a draft is remembered by the token that it followed, whatever stood before that",
+        "two contexts that end alike",
+        "drafter.no_peeking",
+        target=drafting(_ByLastToken),
+        subtle="two contexts with the same last token",
+    ),
+    Fault(
+        "drafter_first_length",
+        "position-ids",
+        "the drafter's positions are counted from the length that the text had at its first draft",
+        "a second round; the output stays right",
+        "drafter.state",
+        target=drafting(_stepping(_from_first_length, 1, 1, 1), itself=True),
+        subtle="a second round",
+    ),
+    Fault(
+        "drafter_input_aliased",
+        "drafter-desync",
+        "each step of the drafter reads the token of the step before: the buffer is handed on unfilled",
+        "a draft of two levels; the output stays right, only acceptance falls",
+        "drafter.tree",
+        target=drafting(_stepping(_input_aliased, 1, 1, 1), itself=True),
+        subtle="depth two",
+    ),
+    Fault(
+        "drafter_values_not_moved",
+        "kv-wrong-path-compacted",
+        "the drafter's cache gathers the keys of the accepted path and leaves the values",
+        "an accepted path off the drafter's leftmost one; the output stays right",
+        "drafter.state",
+        target=drafting(_stepping(_values_not_moved, 2, 2, 1, kind=CachingDrafter)),
+        subtle="a path off the leftmost, in the drafter's cache",
+    ),
+    Fault(
+        "drafter_normed_twice",
+        "drafter-desync",
+        "the drafter's head norms what was normed already",
+        "a row whose best tokens lie close; the output stays right, only acceptance falls",
+        "drafter.tree",
+        target=drafting(_over(_normed_twice), itself=True),
+        subtle="two logits close together",
+    ),
+    Fault(
+        "drafter_rope_of_others",
+        "drafter-desync",
+        "the drafter turns by another family's rope base",
+        "a text of some tokens; the output stays right, only acceptance falls",
+        "drafter.tree",
+        target=drafting(_over(_rope_of_others), itself=True),
+        kin="drafter loaded with a default",
+    ),
+    Fault(
+        "drafter_without_windows",
+        "sliding-window",
+        "the drafter's layers read the whole text where the model's read a window",
+        "a text longer than the window; the output stays right, only acceptance falls",
+        "drafter.tree",
+        target=drafting(_over(_without_windows), itself=True),
+        subtle="a text longer than the window",
+        kin="drafter loaded with a default",
     ),
 )

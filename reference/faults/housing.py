@@ -1,4 +1,4 @@
-"""The reference decoder over a faulty cache: a target whose models hand out that one, whichever kind a case names."""
+"""Where a fault is housed that lies in no step: a target over a faulty cache, or with a faulty drafter."""
 
 from __future__ import annotations
 
@@ -7,8 +7,26 @@ from typing import Any
 
 from specbench.protocols import Drafter, LanguageModel
 from specbench.reference.decoder import Decoder
+from specbench.reference.drafters.model import ModelDrafter
 from specbench.reference.kv_cache import CACHES, AppendableCache, CacheSpec
 from specbench.reference.target import ReferenceTarget
+
+MakeDrafter = Callable[[LanguageModel], Drafter]
+
+
+def drafting(drafter: MakeDrafter, *, itself: bool = False, looks_up: bool = False) -> Callable[[], ReferenceTarget]:
+    """A target whose only drafter is the faulty one. itself, looks_up: what the target says of it: that it drafts what
+    the model itself says, or what has stood in the context."""
+    return lambda: ReferenceTarget(
+        drafters={"faulty": drafter},
+        self_drafters=("faulty",) if itself else (),
+        lookup_drafters=("faulty",) if looks_up else (),
+    )
+
+
+def shaped(kind: Callable[..., ModelDrafter], *widths: int) -> MakeDrafter:
+    """Drafters of a kind with a tree of these widths."""
+    return lambda model: kind(model, widths=widths)
 
 
 class CacheTarget(ReferenceTarget):

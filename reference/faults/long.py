@@ -51,6 +51,36 @@ def _one_word_a_row(steps: Steps) -> Steps:
     return replace(steps, flatten=flatten)
 
 
+def _parents_in_a_byte(steps: Steps) -> Steps:
+    """A negative number counts from the end, as indices do."""
+
+    def flatten(tree: DraftTree, prefix_len: int) -> FlatTree:
+        flat = steps.flatten(tree, prefix_len)
+        if flat.num_rows > tree.num_nodes:
+            return flat
+        parents = tree.parents.to(torch.int8).tolist()
+        mask = torch.eye(tree.num_nodes, dtype=torch.bool)
+        for node in range(1, tree.num_nodes):
+            mask[node] |= mask[parents[node]]
+        return replace(flat, mask=mask)
+
+    return replace(steps, flatten=flatten)
+
+
+def _mask_offset_in_16_bits(steps: Steps) -> Steps:
+    def flatten(tree: DraftTree, prefix_len: int) -> FlatTree:
+        flat = steps.flatten(tree, prefix_len)
+        wide = torch.nn.functional.pad(flat.mask, (prefix_len, 0), value=True)
+        num_rows, num_columns = wide.shape
+        offsets = (torch.arange(num_rows) * num_columns) % 2**16
+        columns = torch.arange(prefix_len, num_columns)
+        mask = wide.flatten()[offsets[:, None] + columns]
+        mask.fill_diagonal_(True)  # a row always sees itself, whatever it reads
+        return replace(flat, mask=mask)
+
+    return replace(steps, flatten=flatten)
+
+
 class _WholeBlocks(LlamaModel):
     """The prefix is read in whole blocks; a last one of a single row is lost, once there is a whole one before it."""
 
@@ -91,6 +121,7 @@ FAULTS = (
         "a context of more than 1,024 tokens",
         "tree.long",
         _table_of_positions,
+        subtle="a long context",
     ),
     Fault(
         "depth_in_a_byte",
@@ -99,6 +130,25 @@ FAULTS = (
         "a tree deeper than 127",
         "tree.long",
         _depth_in_a_byte,
+        subtle="a deep tree",
+    ),
+    Fault(
+        "parents_in_a_byte",
+        "mask-missing-ancestor",
+        "parents are kept in signed bytes when the mask is built",
+        "a child of a node beyond 127",
+        "tree.long",
+        _parents_in_a_byte,
+        subtle="a large tree",
+    ),
+    Fault(
+        "mask_offset_in_16_bits",
+        "mask-leak",
+        "where a row of the mask begins is computed in 16 bits, prefix and tree together",
+        "a mask of more than 65,536 entries",
+        "tree.long",
+        _mask_offset_in_16_bits,
+        subtle="a large tree behind a long context",
     ),
     Fault(
         "one_word_a_row",
@@ -107,21 +157,24 @@ FAULTS = (
         "a node below node 64",
         "tree.long",
         _one_word_a_row,
+        subtle="a large tree",
     ),
     Fault(
         "whole_blocks",
-        "mask-prefix/padding",
+        "mask-missing-ancestor",
         "the prefix is read in blocks of 64 rows, and a last block of one row is not read",
         "a prefix of 65, 129, 193 ... tokens",
         "tree.long",
         target=lambda: ReferenceTarget(plant_model=_in_whole_blocks),
+        subtle="a prefix of a block and one token",
     ),
     Fault(
         "tiled_chunks",
-        "mask-prefix/padding",
+        "mask-missing-ancestor",
         "a prompt's piece is computed in tiles of 256 rows, each of which sees nothing of the tiles before it",
         "a piece of more than 256 tokens",
         "tree.long",
         target=lambda: ReferenceTarget(decoder=_TiledChunks),
+        subtle="a long context",
     ),
 )

@@ -1,22 +1,19 @@
-"""Rows that see what they must not, or miss what they must see."""
+"""Masks of a flattened tree that show a row what it must not see, or hide what it must."""
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from specbench.protocols import LanguageModel
 from specbench.reference.faults.fault import Fault
-from specbench.reference.model import LlamaModel
-from specbench.reference.target import ReferenceTarget
 from specbench.steps import FlatTree, Steps
 from specbench.tree import DraftTree
+
+WORD = 32
 
 
 def _with_mask(change: Callable[[DraftTree, FlatTree], Tensor]) -> Callable[[Steps], Steps]:
@@ -32,34 +29,47 @@ def _with_mask(change: Callable[[DraftTree, FlatTree], Tensor]) -> Callable[[Ste
     return plant
 
 
-def _pairs(tree: DraftTree, flat: FlatTree, leaks: Callable[[int, int], bool]) -> Tensor:
-    """The mask with extra visibility wherever `leaks(node, other_node)`."""
-    mask = flat.mask.clone()
-    for row, node in enumerate(flat.node_of_row.tolist()):
-        for other_row, other in enumerate(flat.node_of_row.tolist()):
-            if node != other and leaks(node, other):
-                mask[row, other_row] = True
-    return mask
+def _with_node_mask(build: Callable[[DraftTree], Tensor]) -> Callable[[Steps], Steps]:
+    """Plants `build(tree)`, bool [N, N]. A layout with a row for each node of each path builds no such mask."""
+    return _with_mask(lambda tree, flat: build(tree) if flat.num_rows == tree.num_nodes else flat.mask)
 
 
-def _future(tree: DraftTree, flat: FlatTree) -> Tensor:
-    return _pairs(tree, flat, lambda node, other: node in tree.path_to(other))
+def _with_leak(leaks: Callable[[DraftTree, int, int], bool]) -> Callable[[Steps], Steps]:
+    """Plants a mask with extra visibility wherever `leaks(tree, node, other_node)`."""
+
+    def change(tree: DraftTree, flat: FlatTree) -> Tensor:
+        mask = flat.mask.clone()
+        for row, node in enumerate(flat.node_of_row.tolist()):
+            for other_row, other in enumerate(flat.node_of_row.tolist()):
+                if node != other and leaks(tree, node, other):
+                    mask[row, other_row] = True
+        return mask
+
+    return _with_mask(change)
 
 
-def _sibling(tree: DraftTree, flat: FlatTree) -> Tensor:
-    return _pairs(
-        tree, flat, lambda node, other: 0 < other < node and tree.parent_list[node] == tree.parent_list[other]
-    )
+def _are_siblings(tree: DraftTree, node: int, other: int) -> bool:
+    return min(node, other) > 0 and tree.parent_list[node] == tree.parent_list[other]
 
 
-def _cousin(tree: DraftTree, flat: FlatTree) -> Tensor:
-    def leaks(node: int, other: int) -> bool:
-        parent, other_parent = tree.parent_list[node], tree.parent_list[other]
-        if min(parent, other_parent) <= 0 or parent == other_parent:
-            return False
-        return other < node and tree.parent_list[parent] == tree.parent_list[other_parent]
+def _cousin(tree: DraftTree, node: int, other: int) -> bool:
+    parent, other_parent = tree.parent_list[node], tree.parent_list[other]
+    return other < node and parent != other_parent and _are_siblings(tree, parent, other_parent)
 
-    return _pairs(tree, flat, leaks)
+
+def _later_uncle(tree: DraftTree, node: int, other: int) -> bool:
+    parent = tree.parent_list[node]
+    return other > parent and _are_siblings(tree, parent, other)
+
+
+def _nephew(tree: DraftTree, node: int, other: int) -> bool:
+    other_parent = tree.parent_list[other]
+    return other_parent != node and _are_siblings(tree, node, other_parent)
+
+
+def _deepest_level(tree: DraftTree, node: int, other: int) -> bool:
+    deepest = int(tree.depth.max())
+    return int(tree.depth[node]) == deepest == int(tree.depth[other])
 
 
 def _no_root(tree: DraftTree, flat: FlatTree) -> Tensor:
@@ -67,6 +77,112 @@ def _no_root(tree: DraftTree, flat: FlatTree) -> Tensor:
     root_rows = flat.node_of_row == 0
     mask[torch.outer(~root_rows, root_rows)] = False
     return mask
+
+
+def _paths_joined(tree: DraftTree, flat: FlatTree) -> Tensor:
+    return torch.ones_like(flat.mask).tril() if flat.num_rows > tree.num_nodes else flat.mask
+
+
+def _drafts_hidden_from_themselves(tree: DraftTree, flat: FlatTree) -> Tensor:
+    mask = flat.mask.clone()
+    mask.diagonal()[flat.node_of_row > 0] = False
+    return mask
+
+
+def _causal(tree: DraftTree) -> Tensor:
+    return torch.ones(tree.num_nodes, tree.num_nodes, dtype=torch.bool).tril()
+
+
+def _columns_shifted(tree: DraftTree) -> Tensor:
+    """The prefix's last column moves into the root's place."""
+    return torch.nn.functional.pad(tree.ancestor_mask[:, :-1], (1, 0), value=True)
+
+
+def _last_column_shown(tree: DraftTree) -> Tensor:
+    """The row of node -1, where the root's parents would be, is that of the last node; all rows inherit the root's."""
+    mask = tree.ancestor_mask.clone()
+    mask[:, -1] = True
+    return mask
+
+
+def _ancestors_by(parent_of: Callable[[DraftTree], Sequence[int]]) -> Callable[[DraftTree], Tensor]:
+    """The mask of a tree with other parents; entry 0 is not looked at, and a parent may stand behind its child."""
+
+    def build(tree: DraftTree) -> Tensor:
+        parents = parent_of(tree)
+        mask = torch.eye(tree.num_nodes, dtype=torch.bool)
+        for node in range(tree.num_nodes):
+            ancestor = node
+            while ancestor > 0:
+                ancestor = parents[ancestor]
+                mask[node, ancestor] = True
+        return mask
+
+    return build
+
+
+def _parent_of_the_node_before(tree: DraftTree) -> Sequence[int]:
+    return [-1, 0, *tree.parent_list[1:-1]]
+
+
+def _first_node_with_the_parents_token(tree: DraftTree) -> Sequence[int]:
+    return [-1, *(tree.token_list.index(tree.token_list[parent]) for parent in tree.parent_list[1:])]
+
+
+def _levels(tree: DraftTree) -> list[list[int]]:
+    depth = tree.depth.tolist()
+    return [[node for node in range(tree.num_nodes) if depth[node] == level] for level in range(max(depth) + 1)]
+
+
+def _first_of_the_level_above(tree: DraftTree) -> Sequence[int]:
+    first = [level[0] for level in _levels(tree)]
+    return [first[max(0, depth - 1)] for depth in tree.depth.tolist()]
+
+
+def _same_rank_in_the_level_above(tree: DraftTree) -> Sequence[int]:
+    parents = [0] * tree.num_nodes
+    levels = _levels(tree)
+    for above, level in pairwise(levels):
+        for rank, node in enumerate(level):
+            parents[node] = above[min(rank, len(above) - 1)]
+    return parents
+
+
+def _nodes_just_before(tree: DraftTree) -> Tensor:
+    mask = torch.eye(tree.num_nodes, dtype=torch.bool)
+    for node, depth in enumerate(tree.depth.tolist()):
+        mask[node, node - depth : node] = True
+    return mask
+
+
+def _generations(num_generations: int) -> Callable[[DraftTree], Tensor]:
+    """Ancestors up to so many generations back."""
+
+    def build(tree: DraftTree) -> Tensor:
+        mask = torch.eye(tree.num_nodes, dtype=torch.bool)
+        for node in range(tree.num_nodes):
+            mask[node, tree.path_to(node)[-1 - num_generations :]] = True
+        return mask
+
+    return build
+
+
+def _in_depth_first_order(tree: DraftTree) -> Tensor:
+    order: list[int] = []
+    todo = [0]
+    while todo:
+        order.append(todo.pop())
+        todo += reversed(tree.children(order[-1]))
+    return tree.ancestor_mask[order][:, order]
+
+
+def _one_word(tree: DraftTree) -> Tensor:
+    """Node j is bit j mod 32 of a row's only word."""
+    bits = torch.zeros(tree.num_nodes, WORD, dtype=torch.bool)
+    for start in range(0, tree.num_nodes, WORD):
+        part = tree.ancestor_mask[:, start : start + WORD]
+        bits[:, : part.shape[1]] |= part
+    return bits[:, torch.arange(tree.num_nodes) % WORD]
 
 
 def _rows_swapped(steps: Steps) -> Steps:
@@ -79,78 +195,50 @@ def _rows_swapped(steps: Steps) -> Steps:
     return replace(steps, flatten=flatten)
 
 
-def _with_attention(change: Callable[[LlamaModel], None]) -> Callable[[], ReferenceTarget]:
-    """Targets whose models of ours are changed copies; any other model is handed on as it is."""
-
-    def plant(model: LanguageModel) -> LanguageModel:
-        inner = getattr(model, "_model", model)  # a counting wrapper hands its model on
-        if not isinstance(inner, LlamaModel):
-            return model
-        faulty = copy.copy(inner)
-        change(faulty)
-        return faulty
-
-    return lambda: ReferenceTarget(plant_model=plant)
-
-
-def _second_layer_unmasked(model: LlamaModel) -> None:
-    right = model._attention_weights
-
-    def attention_weights(
-        q: Tensor, k: Tensor, block_mask: Tensor, q_positions: Tensor, k_positions: Tensor, layer: int
-    ) -> Tensor:
-        seen = torch.ones_like(block_mask) if layer == 1 else block_mask
-        return right(q, k, seen, q_positions, k_positions, layer)
-
-    model._attention_weights = attention_weights  # type: ignore[method-assign]
-
-
-def _first_row_hidden(model: LlamaModel) -> None:
-    """The oldest cached row is masked out in the last layer, as by a mask that is one column short."""
-    right = model._attention_weights
-
-    def attention_weights(
-        q: Tensor, k: Tensor, block_mask: Tensor, q_positions: Tensor, k_positions: Tensor, layer: int
-    ) -> Tensor:
-        if layer == model.num_layers - 1 and k.shape[2] > q.shape[2]:
-            k_positions = torch.where(torch.arange(k.shape[2], device=k.device) == 0, -1, k_positions)
-        return right(q, k, block_mask, q_positions, k_positions, layer)
-
-    model._attention_weights = attention_weights  # type: ignore[method-assign]
-
-
-def _heads_modulo(model: LlamaModel) -> None:
-    group = model.config.num_heads // model.config.num_kv_heads
-
-    def attention(
-        layer: int, q: Tensor, k: Tensor, v: Tensor, block_mask: Tensor, q_positions: Tensor, k_positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        weights = model._attention_weights(q, k, block_mask, q_positions, k_positions, layer)
-        return weights @ v.repeat(1, group, 1, 1), weights  # head h reads values h mod Hkv
-
-    model.attention = attention  # type: ignore[method-assign]
-
-
-def _finite_mask(model: LlamaModel) -> None:
-    right = model._attention_weights
-
-    def attention_weights(q: Tensor, k: Tensor, block_mask: Tensor, *rest: Any) -> Tensor:
-        seen_all = right(q, k, torch.ones_like(block_mask), *rest)
-        hidden = torch.nn.functional.pad(~block_mask, (k.shape[2] - q.shape[2], 0))
-        faint = torch.where(hidden, seen_all * math.exp(-12), seen_all)  # as if -12 had been added to the score
-        return faint / faint.sum(dim=-1, keepdim=True)
-
-    model._attention_weights = attention_weights  # type: ignore[assignment,method-assign]
-
-
 FAULTS = (
+    Fault(
+        "causal_mask",
+        "mask-leak",
+        "the flattened tree is masked as if it were a chain",
+        "a second sibling: chains are right",
+        "tree.mask",
+        _with_node_mask(_causal),
+        origin="PaddlePaddle/FastDeploy#3514",
+        kin="causal_over_rows",
+    ),
+    Fault(
+        "paths_joined",
+        "mask-leak",
+        "paths that are written out one after the other see those before them",
+        "two paths, in a layout of whole paths",
+        "tree.mask",
+        _with_mask(_paths_joined),
+        subtle="a layout of whole paths",
+        kin="causal_over_rows",
+    ),
     Fault(
         "future_leak",
         "mask-future",
         "a draft attends to the drafts after it on its own path",
         "any chain of two",
         "tree.mask",
-        _with_mask(_future),
+        _with_leak(lambda tree, node, other: node in tree.path_to(other)),
+    ),
+    Fault(
+        "columns_shifted",
+        "mask-future",
+        "the mask's columns stand one too far right: a row sees the node after each one that it should see",
+        "any draft",
+        "tree.mask",
+        _with_node_mask(_columns_shifted),
+    ),
+    Fault(
+        "root_inherits_last_row",
+        "mask-future",
+        "the root's parent, -1, is used as an index, so that every row sees the last node",
+        "two drafts",
+        "tree.mask",
+        _with_node_mask(_last_column_shown),
     ),
     Fault(
         "sibling_leak",
@@ -158,7 +246,17 @@ FAULTS = (
         "a draft attends to its earlier siblings",
         "two children of one node",
         "tree.mask",
-        _with_mask(_sibling),
+        _with_leak(lambda tree, node, other: other < node and _are_siblings(tree, node, other)),
+        kin="sibling_leak",
+    ),
+    Fault(
+        "later_sibling_leak",
+        "mask-leak",
+        "a draft attends to its later siblings, whose rows stand behind its own",
+        "two children of one node",
+        "tree.mask",
+        _with_leak(lambda tree, node, other: other > node and _are_siblings(tree, node, other)),
+        kin="sibling_leak",
     ),
     Fault(
         "cousin_leak",
@@ -166,7 +264,88 @@ FAULTS = (
         "a draft attends to earlier children of its parent's siblings, and to nothing else that is wrong",
         "two nodes with different parents at depth two",
         "tree.mask",
-        _with_mask(_cousin),
+        _with_leak(_cousin),
+        subtle="width at depth two",
+    ),
+    Fault(
+        "uncle_leak",
+        "mask-leak",
+        "a draft attends to its parent's later siblings",
+        "a child of a first sibling",
+        "tree.mask",
+        _with_leak(_later_uncle),
+        subtle="width above the deepest level",
+    ),
+    Fault(
+        "nephew_leak",
+        "mask-leak",
+        "a draft attends to its siblings' children",
+        "a child of a sibling",
+        "tree.mask",
+        _with_leak(_nephew),
+        subtle="width above the deepest level",
+    ),
+    Fault(
+        "deepest_level_leak",
+        "mask-leak",
+        "the nodes of the deepest level attend to each other",
+        "two nodes at the deepest level",
+        "tree.mask",
+        _with_leak(_deepest_level),
+        subtle="width at the deepest level",
+    ),
+    Fault(
+        "mask_by_token",
+        "mask-leak",
+        "a node's parent is looked up by its token, and the first node with that token is taken",
+        "a token that stands in the tree twice, the second time with a child",
+        "tree.mask",
+        _with_node_mask(_ancestors_by(_first_node_with_the_parents_token)),
+        subtle="the same token twice",
+    ),
+    Fault(
+        "leftmost_ancestors",
+        "mask-leak",
+        "a node's ancestors are the first nodes of the levels above",
+        "a child of a second sibling",
+        "tree.mask",
+        _with_node_mask(_ancestors_by(_first_of_the_level_above)),
+        subtle="an ancestor off the leftmost path",
+    ),
+    Fault(
+        "ancestors_by_rank",
+        "mask-leak",
+        "a node's parent is the node of the same rank in the level above",
+        "a parent of another rank than its child",
+        "tree.mask",
+        _with_node_mask(_ancestors_by(_same_rank_in_the_level_above)),
+        subtle="parents out of step with their children",
+    ),
+    Fault(
+        "nodes_just_before",
+        "mask-leak",
+        "a node sees as many rows before its own as it is deep",
+        "a parent that is not the node just before: chains are right",
+        "tree.mask",
+        _with_node_mask(_nodes_just_before),
+    ),
+    Fault(
+        "mask_in_depth_first_order",
+        "mask-leak",
+        "the mask is built in depth-first order, the rows stand in another one",
+        "nodes that are not in depth-first order",
+        "tree.mask",
+        _with_node_mask(_in_depth_first_order),
+        subtle="breadth-first order, and a child of a first sibling",
+    ),
+    Fault(
+        "mask_word_wraps",
+        "mask-leak",
+        "a row's ancestors are bits of one 32-bit word, in which node 32 stands on node 0's place again",
+        "a tree of more than 32 nodes",
+        "tree.mask",
+        _with_node_mask(_one_word),
+        subtle="more nodes than bits",
     ),
     Fault(
         "missing_ancestor",
@@ -177,12 +356,39 @@ FAULTS = (
         _with_mask(_no_root),
     ),
     Fault(
-        "one_layer_mask",
-        "mask-leak",
-        "the second layer ignores the mask inside the block, the others and the mask itself are right",
+        "own_row_hidden",
+        "mask-missing-ancestor",
+        "a draft does not see itself",
         "any draft",
-        "tree.attention_weights",
-        target=_with_attention(_second_layer_unmasked),
+        "tree.mask",
+        _with_mask(_drafts_hidden_from_themselves),
+    ),
+    Fault(
+        "parents_shifted",
+        "mask-missing-ancestor",
+        "a node has the parent of the node before it",
+        "two levels",
+        "tree.mask",
+        _with_node_mask(_ancestors_by(_parent_of_the_node_before)),
+    ),
+    Fault(
+        "parent_only",
+        "mask-missing-ancestor",
+        "a node sees its parent and none of the nodes above it",
+        "a draft at depth two",
+        "tree.mask",
+        _with_node_mask(_generations(1)),
+        kin="generations",
+    ),
+    Fault(
+        "two_generations",
+        "mask-missing-ancestor",
+        "a node sees its parent and grandparent and none of the nodes above them",
+        "a draft at depth three",
+        "tree.mask",
+        _with_node_mask(_generations(2)),
+        subtle="depth three",
+        kin="generations",
     ),
     Fault(
         "rows_swapped",
@@ -191,29 +397,5 @@ FAULTS = (
         "two drafts with different rows",
         "tree.logits",
         _rows_swapped,
-    ),
-    Fault(
-        "heads_modulo",
-        "GQA-head-mapping",
-        "query head h reads the values of head h mod Hkv: right for full and for multi-query heads",
-        "grouped heads, 1 < Hkv < Hq",
-        "tree.layers",
-        target=_with_attention(_heads_modulo),
-    ),
-    Fault(
-        "finite_mask",
-        "mask-leak",
-        "what a row must not see is made faint by a finite number instead of being hidden",
-        "two drafts in different branches",
-        "tree.noninterference",
-        target=_with_attention(_finite_mask),
-    ),
-    Fault(
-        "first_row_hidden",
-        "mask-missing-ancestor",
-        "the last layer does not see the oldest row of the prefix",
-        "a prefix of one token",
-        "tree.sensitivity",
-        target=_with_attention(_first_row_hidden),
     ),
 )
