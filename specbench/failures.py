@@ -12,8 +12,17 @@ MAX_HEADLINE = 300
 MAX_NAMED = 8
 
 
-def render(violation: Violation, claim: Claim, case: Case, *, subject: str, run: RunRecord, command: str) -> str:
-    """The whole message. command: what reproduces the case."""
+def render(
+    violation: Violation,
+    claim: Claim,
+    case: Case,
+    *,
+    subject: str,
+    run: RunRecord,
+    command: str,
+    likely: str = "",
+) -> str:
+    """The whole message. command: what reproduces the case. likely: which fault it may be, "" where nobody looked."""
     facts = violation.facts
     first = f"{type(violation).__name__}: {plain(facts.headline, MAX_HEADLINE, one_line=True)}"
     lines = [f"{first}      [claim {claim.id}, level {claim.level}]", ""]
@@ -35,6 +44,8 @@ def render(violation: Violation, claim: Claim, case: Case, *, subject: str, run:
         lines += _entry("tree", drawing[0])
         lines += [" " * 12 + one for one in drawing[1:]]
     lines += _entry("narrower", narrow(claim, subject, run))
+    if likely:
+        lines += _entry("likely", likely)
     lines += _entry("reproduce", command)
     return "\n".join(line.rstrip() for line in lines)
 

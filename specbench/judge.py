@@ -12,7 +12,8 @@ import shlex
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -34,6 +35,9 @@ from specbench.fixed import fixed_cases, sweep_cases
 from specbench.loading import Target, TargetError, check_command
 from specbench.machines import MAX_OPS, machine_for
 from specbench.models import DEFAULT_MODEL
+from specbench.naming.evidence import Evidence, examine, root_of
+from specbench.naming.scene import Finding
+from specbench.naming.suspect import as_line
 from specbench.profiles import Profile
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, ClaimRecord, RunRecord, share_sentence
 from specbench.reduce import reduce_case
@@ -44,6 +48,9 @@ from specbench.watchdog import Watchdog
 # Cases tried while a failure is made smaller; on a real model each costs seconds.
 MAX_CHECKS = 400
 MAX_CHECKS_REAL = 10
+NUM_LOOKED_AT = 6  # cases of a claim that nobody has judged yet, while a failure above it is named
+SECONDS_NAMING = 60  # of a run
+NUM_COMPARED = 8  # cases that passed, and further ones, on which a suspected fault has to do what the target does
 
 
 class Failed(Exception):
@@ -68,8 +75,10 @@ class RunSession:
         timeout: float,
         on_hang: Callable[[str], None],
         watchdog: Watchdog | None = None,
+        naming: bool = False,
     ) -> None:
-        """watchdog: instead of one of our own that calls `on_hang` after `timeout` seconds."""
+        """watchdog: instead of one of our own that calls `on_hang` after `timeout` seconds. naming: say of a failure
+        which fault it is likely to be."""
         _check_device(device)
         # An fp32 claim is about fp32: TF32 keeps ten bits of a product's mantissa.
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -99,6 +108,11 @@ class RunSession:
         )
         self._num_threads = torch.get_num_threads()
         self._surroundings = KeptSurroundings()
+        self._naming = naming
+        self.evidence: Evidence | None = None  # of the last failure
+        self._evidence: dict[tuple[str, str], Evidence] = {}
+        self._seconds_naming = 0.0
+        self._looks: dict[tuple[str, str], Finding | bool] = {}
 
     def judge(self, claim_id: str, subject_name: str, *, only: Case | None = None) -> ClaimRecord:
         """Runs a claim on a subject, or on one given case. Raises Failed or Skipped; the record is kept in any case."""
@@ -196,26 +210,16 @@ class RunSession:
 
     def _check_drawn(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:
         failing: list[Case] = []
+        passing: deque[Case] = deque(maxlen=NUM_COMPARED)
         draw = seed(zlib.crc32(f"{self.run.seed} {claim.id} {subject.name}".encode()))
         num_examples = self.profile.max_examples * subject.bank.share_of_examples * claim.share
-        how = settings(
-            max_examples=math.ceil(num_examples),
-            stateful_step_count=MAX_OPS,
-            deadline=None,
-            database=None,  # a run is reproduced by its seed or a replay string, not by what is left on a disk
-            derandomize=False,
-            report_multiple_bugs=False,
-            print_blob=False,
-            verbosity=Verbosity.quiet,
-            # Not Phase.shrink: `reduce` knows what a tree is, and comes to as small a case in far fewer tries.
-            phases=(Phase.generate,),
-            suppress_health_check=list(HealthCheck),
-        )
+        how = _drawing(math.ceil(num_examples))
 
         def try_one(case: Case) -> None:
             trial = record if not failing else ClaimRecord(claim.id, subject.name)  # a second look is not counted
             try:
                 self._check(claim, subject, case, trial)
+                passing.append(case)
             except Violation:
                 failing.append(case)
                 raise
@@ -229,7 +233,7 @@ class RunSession:
         try:
             run()
         except Violation as violation:
-            self._fail(violation, claim, subject, failing[-1], record)
+            self._fail(violation, claim, subject, failing[-1], record, others=passing)
         except Flaky:
             if not failing:
                 raise
@@ -284,7 +288,10 @@ class RunSession:
         record: ClaimRecord,
         *,
         reduce: bool = True,
+        others: Iterable[Case] = (),
     ) -> None:
+        """others: cases of the claim that do not fail."""
+        found = case
         if reduce:
             case, violation = self._reduced(violation, claim, subject, case)
         replay = f"{claim.id}@{subject.name}@{encode(case)}"
@@ -292,10 +299,76 @@ class RunSession:
         if subject.bank.real and self.model != DEFAULT_MODEL:
             words += ["--specbench-model", self.model]
         command = shlex.join(words)
-        text = render(violation, claim, case, subject=subject.name, run=self.run, command=command)
-        record.verdict, record.message, record.replay = BUG, text, replay
-        record.shrunk_drafts = case.num_drafts
-        raise Failed(text) from None
+        record.verdict, record.replay, record.shrunk_drafts = BUG, replay, case.num_drafts
+        record.message = render(violation, claim, case, subject=subject.name, run=self.run, command=command)
+        if self._naming:  # last of all: a target that hangs while it is looked at has its verdict already
+            others = [found, *others, *self._drawn(claim, subject)]
+            record.likely = self._named(Finding(claim.id, case, violation), subject, others)
+            record.message = render(
+                violation, claim, case, subject=subject.name, run=self.run, command=command, likely=record.likely
+            )
+        raise Failed(record.message) from None
+
+    def _named(self, finding: Finding, subject: Subject, others: Sequence[Case]) -> str:
+        """What the fault is likely to be. What a claim below explains is named there, once, and a column in which
+        nothing can be compared goes by the exact one."""
+        known = self._evidence.get((finding.claim, subject.name))
+        if known is None and not subject.exact:
+            known = next((one for (claim, _), one in self._evidence.items() if claim == finding.claim), None)
+        if known is None and self._seconds_naming > SECONDS_NAMING:
+            return f"not looked for: {SECONDS_NAMING} s of this run went into other failures; replay this one alone"
+        if known is None:
+            started = time.perf_counter()
+            root, held = root_of(finding, lambda claim: self._look(claim, subject))
+            known = self._evidence.get((root.claim, subject.name))
+            if known is None:
+                known = examine(subject, root, held=held, others=others if root is finding else ())
+                self._evidence[root.claim, subject.name] = known
+            self._evidence[finding.claim, subject.name] = known
+            self._seconds_naming += time.perf_counter() - started
+        self.evidence = known
+        return as_line(known.rank())
+
+    def _look(self, claim_id: str, subject: Subject) -> Finding | bool:
+        """How a claim fails on a subject, else whether it is known to hold: as this run has judged it, or by a few
+        cases drawn for the purpose."""
+        record = self.run.find(claim_id, subject.name)
+        if record is not None and record.verdict in (EQUAL, NOISE):
+            return True
+        if record is not None and record.verdict == BUG and record.replay:
+            return _finding(claim_id, parse_replay(record.replay)[2], subject) or False
+        if (claim_id, subject.name) not in self._looks:
+            self._looks[claim_id, subject.name] = self._drawn_look(CLAIMS[claim_id], subject)
+        return self._looks[claim_id, subject.name]
+
+    def _drawn(self, claim: Claim, subject: Subject) -> list[Case]:
+        """Some more cases of a claim, whatever the target makes of them."""
+        drawn: list[Case] = []
+        if not subject.bank.real and claim.id not in ("kv.machine", "tree.long"):  # they take their time
+            seed(1)(_drawing(NUM_COMPARED)(given(strategy_for(claim.id, subject))(lambda case: drawn.append(case))))()
+        return drawn
+
+    def _drawn_look(self, claim: Claim, subject: Subject) -> Finding | bool:
+        if subject.bank.real or subject.missing(claim.needs) or claim.id == "kv.machine":
+            return False
+        failing: list[Finding] = []
+
+        def try_one(case: Case) -> None:
+            try:
+                CHECKS[claim.id](subject, case, ClaimRecord(claim.id, subject.name))
+            except Violation as violation:
+                failing.append(Finding(claim.id, case, violation))
+                raise
+
+        how = _drawing(math.ceil(NUM_LOOKED_AT * subject.bank.share_of_examples * claim.share))
+        try:
+            seed(0)(how(given(strategy_for(claim.id, subject))(try_one)))()
+        except (Violation, Flaky):
+            case, violation = self._reduced(failing[-1].violation, claim, subject, failing[-1].case)
+            return Finding(claim.id, case, violation)
+        except (NotTested, TargetError):
+            return False
+        return True
 
     @property
     def _command(self) -> list[str]:
@@ -357,6 +430,33 @@ class RunSession:
                     f"threshold {threshold}: {100 * equal / total:.1f} % of {total} tokens equal plain decoding"
                 )
         record.detail = "; ".join(parts)
+
+
+def _drawing(max_examples: int) -> settings:
+    return settings(
+        max_examples=max_examples,
+        stateful_step_count=MAX_OPS,
+        deadline=None,
+        database=None,  # a run is reproduced by its seed or a replay string, not by what is left on a disk
+        derandomize=False,
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=Verbosity.quiet,
+        # Not Phase.shrink: `reduce` knows what a tree is, and comes to as small a case in far fewer tries.
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def _finding(claim: str, case: Case, subject: Subject) -> Finding | None:
+    """How a claim fails on a case."""
+    try:
+        CHECKS[claim](subject, case, ClaimRecord(claim, subject.name))
+    except Violation as violation:
+        return Finding(claim, case, violation)
+    except (NotTested, TargetError):
+        pass
+    return None
 
 
 def parse_replay(text: str) -> tuple[str, str, Case]:

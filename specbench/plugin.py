@@ -299,6 +299,7 @@ def _in_process(config: pytest.Config, name: str | None) -> RunSession:
         device=config.getoption("--specbench-device"),
         timeout=0.0 if target.keeps_time else timeout,
         on_hang=lambda sentence: _leave(config, sentence),
+        naming=True,
     )
 
 

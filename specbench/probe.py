@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import islice
 from operator import index
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,25 +27,43 @@ from specbench.types import GREEDY, NEVER_STOP, Generation, Request, Round, Samp
 from specbench.watchdog import Watchdog
 
 MAX_TOKENS = 200_000  # more than any case asks for: what goes on beyond does not end
+Answer = TypeVar("Answer")
+
 METRICS = ("acceptance_length", "acceptance_rate", "num_accepted", "num_drafted")  # what an answer may say of itself
 MAX_SAID = 4_096  # characters of what a target's objects say of themselves
 
 
 class Probe:
-    """One instance of a target. vocab_size: None when only the target knows it."""
+    """One instance of a target. vocab_size: None when only the target knows it. note: told of every answer, once it has
+    been found to be one."""
 
-    def __init__(self, adapter: Any, *, vocab_size: int | None, clock: Clock, watchdog: Watchdog) -> None:
+    def __init__(
+        self,
+        adapter: Any,
+        *,
+        vocab_size: int | None,
+        clock: Clock,
+        watchdog: Watchdog,
+        note: Callable[[str, Any], None] | None = None,
+    ) -> None:
         self.adapter = adapter
         self.vocab_size = vocab_size
         self._clock = clock
         self._watchdog = watchdog
+        self._note = note
+
+    def noted(self, name: str, answer: Answer) -> Answer:
+        """The answer, after whoever keeps a trace has been told. Checks say so of what they find out by themselves."""
+        if self._note is not None:
+            self._note(name, answer)
+        return answer
 
     # level 0
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """float [S, V]."""
         out = self._call("logits", lambda: self.adapter.logits(list(tokens)))
-        return self._real_tensor("logits", out, [len(tokens), self.vocab_size])
+        return self.noted("logits", self._real_tensor("logits", out, [len(tokens), self.vocab_size]))
 
     # level 1
 
@@ -66,7 +84,7 @@ class Probe:
                 list(prompt), max_new_tokens=max_new_tokens, sampling=replace(sampling), stop=replace(stop), seed=0
             ),
         )
-        return self._generation("generate", out, stop)
+        return self.noted("generate", self._generation("generate", out, stop))
 
     def generate_and_report(
         self, prompt: Sequence[int], *, max_new_tokens: int, stop: Stop = NEVER_STOP
@@ -78,11 +96,11 @@ class Probe:
                 list(prompt), max_new_tokens=max_new_tokens, sampling=replace(GREEDY), stop=replace(stop), seed=0
             ),
         )
-        generation = self._generation("generate", out, stop)
+        generation = self.noted("generate", self._generation("generate", out, stop))
         with self._reading("generate"):
             shown = {name: getattr(out, name, None) for name in METRICS}
             numbers = {name: float(one) for name, one in shown.items() if isinstance(one, int | float)}
-        return generation, numbers
+        return generation, self.noted("metrics", numbers)
 
     def session(self) -> Probe:
         """A text that is continued by each `generate` on what this returns."""
@@ -92,7 +110,10 @@ class Probe:
         """One Generation a request, in their order."""
         out = self._call("generate_batch", lambda: self.adapter.generate_batch([replace(one) for one in requests]))
         answers = self._one_each("generate_batch", out, len(requests), "request")
-        return [self._generation("generate_batch", one, to.stop) for one, to in zip(answers, requests, strict=True)]
+        return [
+            self.noted("generate_batch", self._generation("generate_batch", one, to.stop))
+            for one, to in zip(answers, requests, strict=True)
+        ]
 
     def generate_in_lockstep(
         self, others: Sequence[Probe], meeting: LockStep, prompt: Sequence[int], *, max_new_tokens: int
@@ -114,7 +135,9 @@ class Probe:
 
         answers = self._call("generate", run)
         fallen = [one for one in answers if isinstance(one, OutOfStep)]
-        return fallen[0] if fallen else [self._generation("generate", one, NEVER_STOP) for one in answers]
+        if fallen:
+            return self.noted("out of step", fallen[0])
+        return [self.noted("generate", self._generation("generate", one, NEVER_STOP)) for one in answers]
 
     def with_threshold(self, threshold: float) -> Any:
         """The target's face under lossy acceptance, for `generate(adapter=...)`."""
@@ -129,7 +152,7 @@ class Probe:
                 _copy(tree), target_logits.clone(), sampling=replace(GREEDY), coins=SeededCoins(0)
             ),
         )
-        return self._verify_result("verify", out, tree)
+        return self.noted("verify", self._verify_result("verify", out, tree))
 
     def verify_batch(self, trees: Sequence[DraftTree], target_logits: Sequence[Tensor]) -> list[VerifyResult]:
         """target_logits: float [N, V] for each tree."""
@@ -145,7 +168,10 @@ class Probe:
             ),
         )
         answers = self._one_each("verify_batch", out, len(trees), "tree")
-        return [self._verify_result("verify_batch", one, tree) for one, tree in zip(answers, trees, strict=True)]
+        return [
+            self.noted("verify_batch", self._verify_result("verify_batch", one, tree))
+            for one, tree in zip(answers, trees, strict=True)
+        ]
 
     # level 3
 
@@ -158,7 +184,8 @@ class Probe:
         out = self._call("forward_tree", lambda: self.adapter.forward_tree(_copy(tree), **keywords))
         if taps is not None:
             taps.move_to_cpu()
-        return self._real_tensor("forward_tree", out, [tree.num_nodes, self.vocab_size])
+            self.noted("taps", taps)
+        return self.noted("forward_tree", self._real_tensor("forward_tree", out, [tree.num_nodes, self.vocab_size]))
 
     def commit(self, path: Sequence[int]) -> None:
         self._call("commit", lambda: self.adapter.commit(list(path)))
@@ -174,7 +201,7 @@ class Probe:
                 self._wrong("kv", "a pair (keys, values)", describe(out))
             keys, values = out
         shape = [None, None, None]
-        return self._real_tensor("kv", keys, shape), self._real_tensor("kv", values, shape)
+        return self.noted("kv", (self._real_tensor("kv", keys, shape), self._real_tensor("kv", values, shape)))
 
     @property
     def cache_len(self) -> int:
@@ -239,7 +266,8 @@ class Probe:
                 coins=SeededCoins(0) if coins is None else coins,
             ),
         )
-        return self._draft_tree(out, root, malformed)
+        self.noted("context", tuple(context))
+        return self.noted("draft", self._draft_tree(out, root, malformed))
 
     @property
     def observes(self) -> bool:
@@ -280,14 +308,15 @@ class Probe:
         )
 
     def _beside(self, adapter: Any) -> Probe:
-        return Probe(adapter, vocab_size=self.vocab_size, clock=self._clock, watchdog=self._watchdog)
+        return Probe(adapter, vocab_size=self.vocab_size, clock=self._clock, watchdog=self._watchdog, note=self._note)
 
     def _int_property(self, name: str) -> int:
         out = self._call(name, lambda: getattr(self.adapter, name))
         with self._reading(name):
             if isinstance(out, bool) or not isinstance(out, int):
                 self._wrong(name, "an int (a property, not a method)", describe(out))
-            return _whole(out)
+            number = _whole(out)
+        return self.noted(name, number)
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         with self._guarded(name), settings_of_the_target():

@@ -34,6 +34,7 @@ class ClaimRecord:
     acceptance: drafter -> by depth from 1 on [drafts accepted, drafts verified]. remarks: sentences for the footer.
     rounds_by_cell: coverage cell (see `coverage`) -> rounds.
     detail: what the footer adds in words. shrunk_drafts: drafted nodes of the smallest failing case.
+    likely: which fault it may be, the likeliest first, "unknown" where nothing fits and "" where nobody looked.
     known: the issue by which the ledger knows that this fails, or why it is not judged. The verdict stays what it is.
     """
 
@@ -67,6 +68,7 @@ class ClaimRecord:
     rounds_by_cell: dict[str, int] = field(default_factory=dict)
     acceptance: dict[str, list[list[int]]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    likely: str = ""
 
     def __post_init__(self) -> None:
         self._places: set[object] = set()  # no field: it is of use while judging only, and JSON has no sets

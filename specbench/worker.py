@@ -144,6 +144,7 @@ def _open(board: Board, settings: dict[str, Any]) -> RunSession:
         timeout=0,
         on_hang=print,
         watchdog=watchdog,
+        naming=True,
     )
     session.run.claims = [ClaimRecord(**one) for one in settings["claims"]]
     return session

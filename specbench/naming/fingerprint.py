@@ -1,0 +1,137 @@
+"""Which planted faults give the target's own wrong numbers: each is run on the cases on which the target was.
+
+The good decoder runs there first: where the target differs from it is what has to be reproduced, and everywhere else
+a fault that is the same one has to be as right as the target is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from specbench.cases import Case
+from specbench.loading import Target, TargetError
+from specbench.naming.trace import Leaf, Parted, Trace, differing, same, trace_of
+from specbench.reference.faults.fault import Fault
+from specbench.reference.target import ReferenceTarget
+from specbench.subjects import Subject
+
+EXACT, ROUNDED = (
+    1e-9,
+    1e-3,
+)  # of an answer's scale; a fault is larger by far, a second implementation's rounding smaller
+
+
+@dataclass(frozen=True)
+class Match:
+    """num_reproduced: of the target's `num_differing` wrong leaves. exact: all, and nothing else is different."""
+
+    fault: Fault
+    num_reproduced: int
+    num_differing: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What the target and the good decoder answer on one case, and where they differ."""
+
+    case: Case
+    target: Trace
+    right: Trace
+    wrong: list[Leaf]
+
+
+def can_compare(subject: Subject) -> bool:
+    """Numbers are compared where rounding is far below any fault, on models that take no time."""
+    return not subject.bank.real and torch.finfo(subject.noise_dtype).eps < 1e-6
+
+
+def tolerance_of(subject: Subject) -> float:
+    return EXACT if subject.exact else ROUNDED
+
+
+def pairs_of(subject: Subject, claim: str, cases: Sequence[Case]) -> tuple[list[Pair], frozenset[str]]:
+    """The target beside the good decoder, and which of the latter's parts were used on the way."""
+    good = _Watched()
+    reference = subject.beside(Target("reference", good))
+    pairs: list[Pair] = []
+    for case in cases:
+        right = trace_of(reference, claim, case)
+        target = trace_of(subject, claim, case)
+        pairs.append(Pair(case, target, right, differing(target, right, tolerance_of(subject))))
+    return pairs, frozenset(good.used)
+
+
+def matches_of(
+    subject: Subject, claim: str, pairs: Sequence[Pair], used: Collection[str], faults: Collection[Fault]
+) -> list[Match]:
+    """Faults that reproduce at least one wrong leaf, the best first. Those in parts that are not used are left out."""
+    found = []
+    reference = subject.beside(Target("reference", ReferenceTarget()))
+    for fault in faults:
+        made = fault.make()
+        planted: frozenset[str] = getattr(made, "planted", frozenset())
+        if planted and not planted & set(used):
+            continue
+        with suppress(TargetError, ValueError):  # one that cannot be built over these models
+            match = _match(fault, reference.twin(Target("planted", made)), claim, pairs)
+            if match.num_reproduced:
+                found.append(match)
+    return sorted(found, key=lambda one: (not one.exact, -one.num_reproduced))
+
+
+def _match(fault: Fault, faulty: Subject, claim: str, pairs: Sequence[Pair]) -> Match:
+    """Stops at the first answer that is not the target's: what comes after it proves nothing."""
+    tolerance = tolerance_of(faulty)
+    num_differing = sum(len(one.wrong) for one in pairs)
+    num_reproduced, exact = 0, True
+    for pair in pairs:
+        trace = Trace()
+        try:
+            trace = trace_of(faulty, claim, pair.case, like=pair.target, tolerance=tolerance)
+            exact = exact and len(trace.answers) == len(pair.target.answers)
+        except Parted as parted:
+            trace, exact = parted.args[0], False
+        answers, target = trace.leaves, pair.target.leaves
+        num_reproduced += sum(
+            one in answers and one in target and same(answers[one], target[one], tolerance) for one in pair.wrong
+        )
+        if not exact:
+            break
+    if exact:
+        num_reproduced = num_differing  # leaves that the target lacks are lacking here as well
+    return Match(fault, num_reproduced, num_differing, exact)
+
+
+class _Watched(ReferenceTarget):
+    """The good decoder, which notes what of it is used."""
+
+    def __init__(self) -> None:
+        super().__init__(self._watch, plant_batch=self._watch_batch, plant_group=self._watch_group)
+        self.used: set[str] = {"model", "decoder"}
+
+    def build_drafter(self, model: Any, *, name: str = "self_chain") -> Any:
+        self.used.add("drafters")
+        return super().build_drafter(model, name=name)
+
+    def _watch(self, steps: Any) -> Any:
+        return replace(steps, **{name: self._noting(name, step) for name, step in vars(steps).items()})
+
+    def _watch_batch(self, steps: Any) -> Any:
+        return replace(steps, **{name: self._noting(f"batch.{name}", step) for name, step in vars(steps).items()})
+
+    def _watch_group(self, group: Any) -> Any:
+        self.used.add("group")
+        return group
+
+    def _noting(self, name: str, step: Any) -> Any:
+        def noted(*args: Any, **keywords: Any) -> Any:
+            self.used.add(name)
+            return step(*args, **keywords)
+
+        return noted

@@ -1,0 +1,255 @@
+"""A failure as `structure` looks at it: the case, what the wrong answers look like, and small experiments on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.cases import BatchCase, Case, ChunkCase, CommitCase, CommitRound, LongCase, TreeCase, tokens_of
+from specbench.checks import CHECKS
+from specbench.claims import Violation
+from specbench.compare import max_error
+from specbench.loading import TargetError
+from specbench.naming.fingerprint import Pair, pairs_of
+from specbench.naming.trace import Leaf
+from specbench.record import ClaimRecord
+from specbench.subjects import NotTested, Subject
+from specbench.tree import DraftTree
+
+# A tree that shows more than the smallest failing one does.
+PROMPT = (3, 1, 4, 1, 5)
+PARENTS = (-1, 0, 0, 1, 1, 1, 2, 2, 3, 5, 6)
+TOKENS = (7, 8, 9, 10, 11, 12, 9, 13, 14, 15)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim that fails, the smallest case found, and how it fails there."""
+
+    claim: str
+    case: Case
+    violation: Violation
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a failing case cannot do without, by trying everything else. Empty where it fails everywhere or where there
+    is nothing else to try. model: "window", "groups" (1 < Hkv < Hq) or "recurrence"."""
+
+    model: str = ""
+    caches: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+
+
+class Scene:
+    """pair: the target's answers on the case beside the good decoder's, None where they cannot be compared. held:
+    claims below this one that were judged and hold."""
+
+    def __init__(self, subject: Subject, finding: Finding, pair: Pair | None, held: Collection[str] = ()) -> None:
+        self.subject = subject
+        self.claim = finding.claim
+        self.case = finding.case
+        self.violation = finding.violation
+        self.headline = finding.violation.facts.headline
+        self.pair = pair
+        self.held = frozenset(held)
+
+    @property
+    def wrong(self) -> list[Leaf]:
+        """Leaves in which the target is not the good decoder, in order."""
+        return [] if self.pair is None else self.pair.wrong
+
+    def actual(self, leaf: Leaf) -> Any:
+        return None if self.pair is None else self.pair.target.leaves.get(leaf)
+
+    def right(self, leaf: Leaf) -> Any:
+        return None if self.pair is None else self.pair.right.leaves.get(leaf)
+
+    def fails_with(self, case: Case, claim: str | None = None) -> bool:
+        """Whether a case of the same kind (or a case of another claim) fails as well."""
+        try:
+            CHECKS[claim or self.claim](self.subject, case, ClaimRecord(claim or self.claim, self.subject.name))
+        except Violation:
+            return True
+        except (NotTested, TargetError):
+            pass
+        return False
+
+    @cached_property
+    def needs(self) -> Needs:
+        return Needs(self._needed_model(), self._needed("cache"), self._needed("layout"))
+
+    @cached_property
+    def taps(self) -> list[Pair]:
+        """Tree forwards with everything that they fill in: that of the case, and of a wide and deep tree in its place.
+        Empty where there is no such thing."""
+        if "taps" not in self.subject.has or self.pair is None:
+            return []
+        cases = [one for one in (self._as_tree_case(), rich_tree(self.subject, self.case)) if one is not None]
+        return pairs_of(self.subject, "tree.layers", cases)[0]
+
+    @property
+    def rich_tree(self) -> DraftTree:
+        return rich_tree(self.subject, self.case).tree
+
+    @cached_property
+    def influence(self) -> dict[int, tuple[int, ...]]:
+        """What rows see, found out from outside: for each node of a wide and deep tree the nodes whose tokens its
+        logits move with. Empty where there is no forward, or the logits move by themselves."""
+        if "tree" not in self.subject.has or self.subject.bank.real or not self.subject.exact:
+            return {}
+        case = rich_tree(self.subject, self.case)
+        vocab_size = self.subject.vocab_size(case.model)
+        try:
+            before, again = self._forward(case, case.tree), self._forward(case, case.tree)
+            if not torch.equal(before, again):
+                return {}
+            seen: dict[int, list[int]] = {node: [] for node in range(case.tree.num_nodes)}
+            for node in range(1, case.tree.num_nodes):
+                changed = case.tree.with_token(node, (case.tokens[node] + 1) % vocab_size)
+                after = self._forward(case, changed)
+                for row in range(case.tree.num_nodes):
+                    if max_error(after[row], before[row]) > 1e-9:
+                        seen[row].append(node)
+        except (Violation, NotTested, TargetError):
+            return {}
+        return {row: (0, *nodes) for row, nodes in seen.items()}
+
+    def _forward(self, case: TreeCase, tree: DraftTree) -> Tensor:
+        probe = self.subject.open(case)
+        probe.prefill(case.prefix)
+        return probe.forward_tree(tree)
+
+    def _as_tree_case(self) -> TreeCase | None:
+        case = self.case
+        if isinstance(case, LongCase):
+            vocab_size = self.subject.vocab_size(case.model)
+            tree, prefix = case.tree(vocab_size), case.prefix(vocab_size)
+            prompt = (*prefix, tree.token_list[0])
+            return TreeCase(
+                case.model, case.cache, case.layout, prompt, tuple(tree.token_list), tuple(tree.parent_list)
+            )
+        if isinstance(case, TreeCase):
+            return TreeCase(**{one.name: getattr(case, one.name) for one in fields(TreeCase)})
+        return None
+
+    def _fails_on(self, **place: Any) -> bool:
+        """Whether the case fails in another place, or a richer one of its kind there."""
+        if self.fails_with(replace(self.case, **place)):
+            return True
+        if isinstance(self.case, TreeCase) and not isinstance(self.case, ChunkCase):
+            return self.fails_with(
+                replace(rich_tree(self.subject, self.case, place.get("model")), **place), "tree.layers"
+            )
+        if isinstance(self.case, CommitCase):
+            return self.fails_with(replace(rich_rounds(self.subject, self.case, place.get("model")), **place))
+        return False
+
+    def _needed_model(self) -> str:
+        """Tried on every model whose vocabulary has the tokens of the case."""
+        bank = self.subject.bank
+        highest = max(tokens_of(self.case), default=0)
+        usable = [idx for idx in range(bank.num_models) if bank.model(idx).vocab_size > highest]
+        failing = {idx for idx in usable if self._fails_on(model=idx)}
+        if not failing or len(failing) == len(usable):
+            return ""
+        for kind, has in _MODEL_KINDS.items():
+            if all(has(bank.model(idx)) for idx in failing) and not all(has(bank.model(idx)) for idx in usable):
+                return kind
+        return ""
+
+    def _needed(self, name: str) -> tuple[str, ...]:
+        known = self.subject.cache_kinds if name == "cache" else self.subject.layouts
+        failing = tuple(one for one in known if self._fails_on(**{name: one}))
+        return failing if failing and len(failing) < len(known) else ()
+
+    @cached_property
+    def needs_pages(self) -> bool:
+        """Whether only paged caches fail, or the smallest failing case just does not fit into one page."""
+        kinds = self.needs.caches
+        if kinds:
+            return all(kind.startswith("paged") for kind in kinds)
+        if "pages" not in self.subject.has or not isinstance(self.case, TreeCase | CommitCase):
+            return False
+        page_size = self.subject.open(self.case).page_size
+        num_rows = len(self.case.prompt) + max((len(one.tokens) for one in self._rounds), default=len(self._tokens))
+        return page_size is not None and 1 < page_size < num_rows <= page_size + 4
+
+    @property
+    def _rounds(self) -> tuple[CommitRound, ...]:
+        return self.case.rounds if isinstance(self.case, CommitCase) else ()
+
+    @property
+    def _tokens(self) -> tuple[int, ...]:
+        return self.case.tokens[1:] if isinstance(self.case, TreeCase) else ()
+
+    @cached_property
+    def rich(self) -> Pair | None:
+        """The claim on rounds that show more than the smallest failing ones do, where it fails there as well."""
+        if not isinstance(self.case, CommitCase) or self.pair is None:
+            return None
+        pair = pairs_of(self.subject, self.claim, [rich_rounds(self.subject, self.case)])[0][0]
+        return pair if pair.wrong else None
+
+    @property
+    def needs_left_padding(self) -> bool:
+        case = self.case
+        return isinstance(case, BatchCase) and case.batch_layout != "packed"
+
+
+def rich_cases(subject: Subject, case: Case) -> list[Case]:
+    """Those that show more than a smallest failing one, of its kind and in its place."""
+    if type(case) is TreeCase:
+        return [rich_tree(subject, case)]
+    return [rich_rounds(subject, case)] if isinstance(case, CommitCase) else []
+
+
+def rich_tree(subject: Subject, case: Case, model: int | None = None) -> TreeCase:
+    """Two children with two or three of their own, some of which go on off the leftmost path; one token stands in two
+    branches. model: instead of the case's."""
+    idx = case.model if model is None else model
+    vocab_size = subject.vocab_size(idx)
+    prompt, tokens = (tuple(token % vocab_size for token in one) for one in (PROMPT, TOKENS))
+    return TreeCase(idx, case.cache, case.layout, prompt, (prompt[-1], *tokens), PARENTS)
+
+
+def rich_rounds(subject: Subject, case: Case, model: int | None = None) -> CommitCase:
+    """That tree, accepted off its leftmost path; a chain that is refused; the tree again, down its first leaf."""
+    tree = rich_tree(subject, case, model)
+    last = tuple(root % subject.vocab_size(tree.model) for root in (2, 6, 1))
+    rounds = (
+        CommitRound(tree.tokens, tree.parents, 9),
+        CommitRound(tree.tokens[:4], (-1, 0, 1, 2), 0),
+        CommitRound(tree.tokens, tree.parents, 8),
+    )
+    return CommitCase(tree.model, tree.cache, tree.layout, tree.prompt, rounds, last, cut=2)
+
+
+def _is_windowed(model: Any) -> bool:
+    return any(window is not None for window in getattr(model, "layer_windows", ()) or ())
+
+
+def _is_grouped(model: Any) -> bool:
+    config = getattr(model, "config", None)
+    heads, kv_heads = getattr(config, "num_heads", 0), getattr(config, "num_kv_heads", 0)
+    return bool(1 < kv_heads < heads)
+
+
+def _is_recurrent(model: Any) -> bool:
+    return getattr(model, "recurrence", None) is not None
+
+
+_MODEL_KINDS: dict[str, Callable[[Any], bool]] = {
+    "recurrence": _is_recurrent,
+    "window": _is_windowed,
+    "groups": _is_grouped,
+}
+
+
+def leaves_of(leaves: Sequence[Leaf], name: str) -> Iterator[Leaf]:
+    return (leaf for leaf in leaves if leaf.name == name)

@@ -1,0 +1,589 @@
+"""What kind of fault it looks like, without knowing any: from the claim that fails first and the wrong answers' shape.
+
+`classes_of` reads like the table that an engineer would work through: the lowest claim that fails says where to look,
+what the case cannot do without (a window, grouped heads, pages) and the first answer that is wrong say what it is. Each
+suspect comes with the reason, the likeliest first. Nothing here looks at the fault bank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from specbench.cases import (
+    BatchCase,
+    Case,
+    CommitCase,
+    DrafterCase,
+    LongCase,
+    StopCase,
+    TreeCase,
+    WalkBatchCase,
+    WalkCase,
+)
+from specbench.checks.cache import planned
+from specbench.compare import max_error, scale_of
+from specbench.naming.fingerprint import Pair
+from specbench.naming.scene import Scene, leaves_of
+from specbench.naming.trace import Leaf
+from specbench.naming.walks import Walked, keeps_at_gap, walked
+from specbench.naming.walks import walk as _walked
+from specbench.tree import DraftTree
+
+Visible = tuple[tuple[int, ...], tuple[int, ...]]  # prefix rows and nodes
+Reason = tuple[str, str]  # a fault class and why it is suspected
+SMALL = 0.02  # of the scale: what rounding or a slightly wrong constant does
+
+# What is wrong with what rows see and where they stand, in the order in which it decides.
+SEEN_WRONGLY = {
+    "before": "mask-leak",
+    "ahead": "mask-future",
+    "later": "mask-leak",
+    "missing": "mask-missing-ancestor",
+    "beyond": "sliding-window",
+    "position": "position-ids",
+}
+
+# Claims that explain the failure of a claim when they fail themselves, in the order in which a round goes through them.
+_TREE = ("tree.mask", "tree.positions", "tree.attention_weights", "tree.layers", "tree.logits")
+_ROUND = (*_TREE, "kv.commit", "greedy.walk")
+EXPLAINED_BY: dict[str, tuple[str, ...]] = {
+    **{claim: _TREE[:idx] for idx, claim in enumerate(_TREE)},
+    "tree.noninterference": _TREE,
+    "tree.sensitivity": _TREE,
+    "tree.long": _TREE,
+    "kv.commit": _TREE,
+    **dict.fromkeys(("kv.rollback", "kv.dead_rows", "kv.fork", "kv.pages", "kv.chunked"), (*_TREE, "kv.commit")),
+    "kv.abort": (*_TREE, "kv.commit"),
+    "kv.machine": (*_TREE, "kv.commit", "kv.rollback", "kv.abort", "kv.chunked", "kv.fork"),
+    "verify.batch": ("greedy.walk",),
+    "greedy.lossless": _ROUND,
+    **dict.fromkeys(("greedy.repeatable", "progress", "threshold.consistency"), (*_ROUND, "greedy.lossless")),
+    **dict.fromkeys(
+        ("stop.eos", "stop.max_tokens", "stop.sequences", "stop.min_tokens", "stop.every_index", "stop.resume"),
+        (*_ROUND, "greedy.lossless"),
+    ),
+    **dict.fromkeys(
+        ("processors.penalties", "processors.bad_words", "processors.grammar", "processors.history"),
+        (*_ROUND, "greedy.lossless"),
+    ),
+    "batch.solo": (*_ROUND, "greedy.lossless", "verify.batch"),
+    "batch.join": (*_ROUND, "greedy.lossless", "verify.batch", "batch.solo"),
+    "ranks.agree": ("greedy.lossless",),
+    "metrics.acceptance": ("greedy.lossless",),
+}
+
+
+def classes_of(scene: Scene) -> list[Reason]:
+    """Suspected classes, the likeliest first, each once."""
+    found: dict[str, str] = {}
+    for fault_class, reason in _suspected(scene):
+        found.setdefault(fault_class, reason)
+    return list(found.items())
+
+
+def _suspected(scene: Scene) -> Iterator[Reason]:
+    family = scene.claim.split(".")[0]
+    yield from _by_claim.get(scene.claim, _by_family.get(family, _nothing))(scene)
+
+
+def _nothing(scene: Scene) -> Iterator[Reason]:
+    return iter(())
+
+
+# One verification forward
+
+
+def _tree(scene: Scene) -> Iterator[Reason]:
+    needs = scene.needs
+    if needs.model == "recurrence":
+        yield "recurrent-state-rollback", "only models with recurrent layers fail"
+    if needs.model == "window":
+        yield "sliding-window", "only models with a window fail"
+    if needs.model == "groups":
+        yield "GQA-head-mapping", "only models with grouped heads (1 < Hkv < Hq) fail"
+    if scene.needs_pages:
+        yield "kv-slot/page-mapping", "only paged caches fail"
+    yield from _seen(scene)
+    for pair in scene.taps:
+        yield from _computed(scene, pair)
+    yield from _by_moves(scene)
+    yield from _rows_of_logits(scene)
+
+
+def _seen(scene: Scene) -> Iterator[Reason]:
+    """Where rows stand and what they see, over all tapped forwards: a leak is one however much it shows besides."""
+    found: dict[str, str] = {}
+    for pair in scene.taps:
+        target, right, tree = pair.target.leaves, pair.right.leaves, _tree_of(pair.case)
+        for leaf in pair.wrong:
+            if leaf.name != "taps" or leaf not in target or leaf not in right:
+                continue
+            if leaf.part[0] == "position":
+                found.setdefault("position", f"node {leaf.part[1]} stands at position {target[leaf]}")
+            if leaf.part[0] == "mask":
+                found |= _visibility(tree, int(leaf.part[1]), target[leaf], right[leaf], "is let to see") | found
+            if leaf.part[0] == "weights":
+                node, num_nodes = int(leaf.part[2]), tree.num_nodes
+                for seen, wanted in zip(*(_supports(one[leaf], num_nodes) for one in (target, right)), strict=True):
+                    found |= _visibility(tree, node, seen, wanted, "puts mass on") | found
+    for node, seen in (scene.influence if not scene.taps else {}).items():
+        wanted = tuple(scene.rich_tree.path_to(node))
+        found |= _visibility(scene.rich_tree, node, ((), seen), ((), wanted), "moves with") | found
+    # A leak to what came before is one, however much it shows besides; who sees its own descendants looks ahead.
+    for name, fault_class in SEEN_WRONGLY.items():
+        if name in found:
+            yield fault_class, found[name]
+
+
+def _computed(scene: Scene, pair: Pair) -> Iterator[Reason]:
+    """What the first layer that is wrong makes of what it sees."""
+    names = ("weights", "k", "v", "attention_output", "hidden_state")
+    computed = [leaf for leaf in pair.wrong if leaf.name == "taps" and leaf.part[0] in names]
+    if not computed:
+        return
+    first = computed[0]
+    # All layers from the first wrong one on are wrong: what its own inputs are decides.
+    here = [leaf.part[0] for leaf in computed if leaf.part[1] == first.part[1]]
+    size = max(
+        _relative(pair.target.leaves.get(leaf), pair.right.leaves.get(leaf))
+        for leaf in computed
+        if leaf.part[1] == first.part[1]
+    )
+    if size < SMALL:
+        yield "dtype/precision", f"all is right but for {size:.1g} of the scale"
+    if "k" in here and "v" not in here:
+        yield "position-ids", "keys are wrong and values are right: what turns keys is the position"
+    if "weights" in here and "k" not in here and not _root_is_wrong(computed):
+        yield "position-ids", "keys are right, and the weights of drafted rows alone are wrong"
+    if "weights" in here or "attention_output" in here:
+        yield "GQA-head-mapping", "keys and values are right, what the heads make of them is not"
+    yield "dtype/precision", "what is seen is right, what is computed from it is not"
+
+
+def _root_is_wrong(computed: list[Leaf]) -> bool:
+    return any(leaf.part[2] == 0 for leaf in computed)
+
+
+def _visibility(tree: DraftTree, node: int, seen: Visible, wanted: Visible, verb: str) -> dict[str, str]:
+    """What is wrong with what a node sees, by the names of `SEEN_WRONGLY`."""
+    found: dict[str, str] = {}
+    extra, missing = set(seen[1]) - set(wanted[1]), set(wanted[1]) - set(seen[1])
+    ahead = {one for one in extra if node in tree.path_to(one)}
+    later = {one for one in extra - ahead if one > node}
+    before = extra - ahead - later
+    for name, nodes, where in (
+        ("before", before, "which is not on its path"),
+        ("ahead", ahead, "which is drafted behind it"),
+        ("later", later, "which is not on its path"),
+    ):
+        if nodes:
+            found[name] = f"node {node} {verb} node {min(nodes)}, {where}"
+    if len(seen[1]) > len(set(seen[1])):
+        found["before"] = f"node {node} sees a node twice"
+    if missing:
+        found["missing"] = f"node {node} misses node {min(missing)} on its path"
+    prefix, wanted_prefix = set(seen[0]), set(wanted[0])
+    if wanted_prefix - prefix:
+        found["missing"] = f"node {node} misses prefix row {min(wanted_prefix - prefix)}"
+    if prefix - wanted_prefix:
+        found["beyond"] = f"node {node} {verb} prefix row {min(prefix - wanted_prefix)}, which has left the window"
+    return found
+
+
+def _supports(weights: Tensor, num_nodes: int) -> list[Visible]:
+    """What each head sees: prefix rows and nodes that carry mass."""
+    num_prefix = weights.shape[-1] - num_nodes
+    supports = []
+    for head in weights:
+        columns = (head > 0).nonzero().flatten().tolist()
+        nodes = tuple(one - num_prefix for one in columns if one >= num_prefix)
+        supports.append((tuple(one for one in columns if one < num_prefix), nodes))
+    return supports
+
+
+def _by_moves(scene: Scene) -> Iterator[Reason]:
+    """What the two claims about perturbation say by themselves."""
+    if scene.claim == "tree.noninterference":
+        yield "mask-leak", "a node's logits move with a token that is not on its path"
+    if scene.claim == "tree.sensitivity":
+        yield "mask-missing-ancestor", "a node's logits do not move as they should with a token on its path"
+    if scene.claim == "tree.long" and isinstance(scene.case, LongCase):
+        case = scene.case
+        if case.chunk:
+            yield "chunked-prefill/prefix-cache", "only a prompt in pieces fails"
+        if case.num_nodes <= 2:
+            yield "mask-prefix/padding", f"a prefix of {case.prefix_len} tokens is enough"
+            yield "position-ids", f"a prefix of {case.prefix_len} tokens is enough"
+        else:
+            yield "mask-missing-ancestor", f"it takes a tree of {case.num_nodes} nodes"
+
+
+def _rows_of_logits(scene: Scene) -> Iterator[Reason]:
+    wrong = [leaf for leaf in scene.wrong if leaf.name == "forward_tree"]
+    if not wrong:
+        return
+    rows = [scene.right(leaf) for leaf in wrong]
+    if len(wrong) > 1 and all(any(_alike(scene.actual(leaf), row) for row in rows) for leaf in wrong):
+        yield "tree-construction", "each wrong row of logits is another node's"
+    size = _relative(scene.actual(wrong[0]), scene.right(wrong[0]))
+    if size < SMALL:
+        yield "dtype/precision", f"logits are off by {size:.1g} of their scale"
+    if scene.actual(wrong[0]) is None or scene.right(wrong[0]) is None:
+        return
+    columns = (scene.actual(wrong[0]) != scene.right(wrong[0])).nonzero().flatten().tolist()
+    if 0 < len(columns) < len(scene.right(wrong[0])) / 2:
+        yield "tokenizer/vocab", f"only {len(columns)} columns of the vocabulary are wrong"
+    if scene.influence and not any(leaf.part == ("row", 0) for leaf in wrong):
+        yield "position-ids", "rows move with what they should see, the root is right and drafted rows are wrong"
+
+
+# The cache between rounds
+
+
+def _cache(scene: Scene) -> Iterator[Reason]:
+    needs, claim = scene.needs, scene.claim
+    if needs.model == "recurrence":
+        yield "recurrent-state-rollback", "only models with recurrent layers fail"
+    if needs.model == "window":
+        yield "sliding-window", "only models with a window fail"
+    if claim == "kv.abort":
+        yield "abort-path", "a round that was dropped leaves something behind"
+    if claim == "kv.chunked":
+        yield "chunked-prefill/prefix-cache", "only a prompt in pieces or behind a kept prefix fails"
+    if claim == "kv.dead_rows":
+        yield "mask-prefix/padding", "what stands in rows that no one may read changes the logits"
+    if claim == "kv.pages":
+        yield from _pages(scene)
+    if claim == "kv.fork" or scene.needs_pages:
+        yield "kv-slot/page-mapping", "two sequences share rows" if claim == "kv.fork" else "only paged caches fail"
+    if needs.model == "groups":
+        yield "GQA-head-mapping", "only models with grouped heads (1 < Hkv < Hq) fail"
+    for pair in (scene.rich, scene.pair):
+        if pair is not None:
+            yield from _first_state(scene, pair)
+
+
+def _pages(scene: Scene) -> Iterator[Reason]:
+    first = next(iter(scene.wrong), None)
+    if first is not None and first.name == "pages_in_use" and isinstance(scene.case, CommitCase):
+        if scene.actual(first) > scene.right(first):
+            yield "memory", f"{scene.actual(first)} pages are in use instead of {scene.right(first)}"
+    yield "kv-slot/page-mapping", "pages in use are not what the rows need"
+
+
+def _first_state(scene: Scene, pair: Pair) -> Iterator[Reason]:
+    """The first answer that is wrong: a length, a row of keys or values, or logits behind a cache that is right."""
+    target, right = pair.target.leaves, pair.right.leaves
+    first = next((leaf for leaf in pair.wrong if leaf.name in ("cache_len", "kv", "forward_tree")), None)
+    if first is None:
+        return
+    if first.name == "cache_len" and first in target and first in right:
+        yield from _lengths(pair, target[first] - right[first])
+        return
+    if first.name == "forward_tree":
+        yield "position-ids", "the cache is right, and the logits behind it are wrong"
+        yield "kv-stale-after-reject", "the cache shows the right rows, and the logits are computed from others"
+        return
+    rows = [leaf for leaf in pair.wrong if leaf.name == "kv" and leaf.number == first.number]
+    if any(leaf not in target or leaf not in right for leaf in rows):
+        yield "kv-off-by-one", "a layer holds too many or too few rows"
+        return
+    if any(_is_someone_elses(scene, pair, leaf) for leaf in rows):
+        yield "kv-wrong-path-compacted", "a row holds what belongs to another node"
+    which = {leaf.part[0] for leaf in rows}
+    if which == {"k"} and all(_same_size(target[leaf], right[leaf]) for leaf in rows):
+        yield "kv-stale-after-reject", "keys are as long as they should be and point elsewhere: turned for another row"
+        yield "position-ids", "keys are as long as they should be and point elsewhere: they are turned wrongly"
+    if len(which) == 1:
+        moved, stayed = ("values", "keys") if which == {"k"} else ("keys", "values")
+        yield "kv-wrong-path-compacted", f"{moved} are right and {stayed} are not"
+    size = max(_relative(target[leaf], right[leaf]) for leaf in rows)
+    if size < SMALL:
+        yield "dtype/precision", f"rows are off by {size:.1g} of their scale"
+    yield "kv-wrong-path-compacted", "the right number of rows, with other content"
+    yield "kv-stale-after-reject", "the right number of rows, with other content"
+
+
+def _lengths(pair: Pair, extra: int) -> Iterator[Reason]:
+    reason = f"{abs(extra)} row{'' if abs(extra) == 1 else 's'} too {'many' if extra > 0 else 'few'}"
+    first = planned(pair.case)[0] if isinstance(pair.case, CommitCase) else None
+    if first is not None and extra == first.tree.num_drafts - len(first.path):
+        yield "kv-not-rolled-back", f"{reason}: as many as drafts were rejected"
+    if abs(extra) == 1:
+        yield "kv-off-by-one", reason
+    yield "kv-not-rolled-back", reason if extra > 0 else f"{reason}: rolled back too far"
+    yield "kv-off-by-one", reason
+
+
+def _is_someone_elses(scene: Scene, pair: Pair, leaf: Leaf) -> bool:
+    """Whether a wrong row is that of some node of some round, or of another committed token."""
+    case, actual = pair.case, pair.target.leaves[leaf]
+    if not isinstance(case, CommitCase):
+        return False
+    which = str(leaf.part[0])
+    for one in planned(case):
+        for layer in scene.subject.score(case, one.before[:-1], one.tree).layers:
+            rows = getattr(layer, which)
+            if rows is not None and any(
+                rows.shape[::2] == actual.shape and _alike(rows[:, node], actual) for node in range(rows.shape[1])
+            ):
+                return True
+    others = [value for other, value in pair.right.leaves.items() if other.name == "kv" and other.part[0] == which]
+    return any(_alike(actual, one) for one in others)
+
+
+# Acceptance
+
+
+def _walk(scene: Scene) -> Iterator[Reason]:
+    case = scene.case
+    if not isinstance(case, WalkCase):
+        return
+    tried = walked(scene.subject)
+    if keeps_at_gap(scene.subject, 4.0) and not keeps_at_gap(scene.subject, 6.0, token=4):
+        yield "accept-rule/residual-wrong", "a draft is kept that is its parent's second choice"
+    yield from _of_walks(tried)
+    if not any(one.is_wrong for one in tried):  # so it takes what the plain ones leave out
+        if keeps_at_gap(scene.subject, 0.5):
+            yield "greedy-vs-sampling", "a draft is kept that is nearly as likely as the target's choice"
+        if any(len(one) > 1 for one in case.winners):
+            yield "tie-breaking", "only rows with several largest logits fail"
+        if case.flavour == 1:
+            yield "dtype/precision", "only rows whose two largest logits lie close together fail"
+            yield "greedy-vs-sampling", "only rows whose two largest logits lie close together fail"
+        if not _fails_renamed(scene, case):
+            yield "tokenizer/vocab", "only large token ids fail"
+        siblings = [(case.parents[node], case.tokens[node]) for node in range(1, len(case.tokens))]
+        if len(set(siblings)) < len(siblings):
+            yield "accept-wrong-branch", "only trees with the same token twice below a node fail"
+        if case.flavour:
+            yield "greedy-vs-sampling", "only rows with unusual logits fail"
+    alone = _walked(scene.subject, case, _longest(case))
+    if alone is not None:
+        yield from _of_walks([alone])
+
+
+def _of_walks(walks: list[Walked]) -> Iterator[Reason]:
+    """What answers of a verifier have in common where they are wrong."""
+    wrong = [one for one in walks if one.is_wrong]
+    if not wrong:
+        return
+    if all(one.path == one.right for one in wrong):
+        if all(one.bonus_of_child for one in wrong):
+            yield (
+                "accept-off-by-one",
+                "every path is right, the token behind it is what the refused draft's row says",
+            )
+        yield "bonus/correction-token-wrong", "every path is right, and the token behind it is not"
+    kept = [one for one in wrong if one.kept is not None]
+    if kept and all(one.kept_by_itself for one in kept):
+        yield "row-self", "what is wrongly kept is what its own row says"
+    if all(not one.is_chain for one in wrong):
+        if all(one.path == one.right for one in wrong):
+            yield "bonus/correction-token-wrong", "chains are right; off the leftmost path the last token is not"
+        yield "accept-wrong-branch", "chains are right; with siblings another path is taken"
+    longer = [len(one.path) - len(one.right) for one in wrong if one.path != one.right]
+    if longer and all(not one.right and len(one.path) == 1 for one in wrong):
+        yield "accept-draft-first-unverified", "a first draft is kept where nothing should be, and all else is right"
+    if longer and all(abs(one) == 1 for one in longer):
+        yield "accept-off-by-one", f"one draft {'more' if longer[0] > 0 else 'less'} is kept than the target says"
+    if longer:
+        yield "accept-off-by-one", "another number of drafts is kept than the target says"
+        yield "accept-wrong-branch", "another path is kept than the target says"
+    yield "bonus/correction-token-wrong", "the token behind the path is wrong"
+
+
+def _fails_renamed(scene: Scene, case: WalkCase) -> bool:
+    """The same tree over the lowest ids."""
+    used = sorted({*case.tokens, *(token for one in case.winners for token in one)})
+    low = {token: idx for idx, token in enumerate(used)}
+    renamed = replace(
+        case,  # no token of which is in the last column then
+        tokens=tuple(low[token] for token in case.tokens),
+        winners=tuple(tuple(low[token] for token in one) for one in case.winners),
+        vocab_size=max(len(used) + 1, case.vocab_size),
+    )
+    return scene.fails_with(renamed)
+
+
+def _verify_batch(scene: Scene) -> Iterator[Reason]:
+    case = scene.case
+    if "greedy.walk" not in scene.held:
+        return
+    sizes = {len(one.tokens) for one in case.walks} if isinstance(case, WalkBatchCase) else set()
+    for leaf in leaves_of(scene.wrong, "verify_batch"):
+        if leaf.part == ("bonus_token",) and scene.actual(leaf) in (0, -1) and len(sizes) > 1:
+            yield "accept-padding/placeholder", "behind a smaller tree the padding token is emitted"
+    yield "batch-raggedness", "each tree alone is verified rightly, several of unequal size or path are not"
+    yield "batch-cross-talk", "each tree alone is verified rightly, several are not"
+
+
+# Whole generations
+
+
+def _lossless(scene: Scene) -> Iterator[Reason]:
+    yield from _first_round(scene)
+    if {"tree.logits", "greedy.walk"} <= scene.held:
+        yield "loop-state-stale", "a round alone is right, several in a row are not"
+
+
+def _first_round(scene: Scene) -> Iterator[Reason]:
+    """The first round that is not the good decoder's."""
+    for leaf in scene.wrong:
+        actual, right = scene.actual(leaf), scene.right(leaf)
+        if leaf.part[:1] != ("round",) or actual is None or right is None:
+            continue
+        tokens, parents, path, bonus, emitted, prefix_len = (one == two for one, two in zip(actual, right, strict=True))
+        number = leaf.part[1]
+        if tokens and parents and path and bonus and not emitted:
+            yield "bonus/correction-token-wrong", f"round {number} decides rightly and emits other tokens"
+        elif tokens and parents and not path:
+            yield from _of_paths(actual[2], right[2], number)
+        elif tokens and parents and not bonus:
+            yield (
+                "bonus/correction-token-wrong",
+                f"round {number} keeps the right path, goes on with another token",
+            )
+        elif not prefix_len:
+            yield "kv-off-by-one", f"round {number} begins behind another number of cached rows"
+        else:
+            yield "loop-state-stale", f"round {number} is given another draft"
+        return
+
+
+def _of_paths(path: tuple[int, ...], right: tuple[int, ...], number: Any) -> Iterator[Reason]:
+    if not right and len(path) == 1:
+        yield "accept-draft-first-unverified", f"round {number} keeps a first draft that no row says"
+    if path[: len(right)] == right or right[: len(path)] == path:
+        yield "accept-off-by-one", f"round {number} keeps {len(path)} drafts, the target says {len(right)}"
+    yield "accept-wrong-branch", f"round {number} takes another path than the target says"
+
+
+def _repeatable(scene: Scene) -> Iterator[Reason]:
+    case = scene.case
+    yield "static-buffer-stale", "a first request is answered rightly, the same one after others is not"
+    if isinstance(case, StopCase) and not case.rounds:
+        yield "chunked-prefill/prefix-cache", "no draft is needed: what is kept of an earlier prompt is enough"
+    yield "loop-state-stale", "a first request is answered rightly, the same one after others is not"
+
+
+def _threshold(scene: Scene) -> Iterator[Reason]:
+    if "greedy.walk" in scene.held:
+        yield "row-self", "the greedy walk is right, the threshold rule reads another row"
+
+
+def _processors(scene: Scene) -> Iterator[Reason]:
+    if "greedy.lossless" not in scene.held:
+        return
+    if scene.claim == "processors.grammar":
+        yield "grammar-state", "the output leaves the grammar, or the best token that it allows"
+    yield "logits-processor-state", "without penalties and bans the same text is right"
+
+
+def _stop(scene: Scene) -> Iterator[Reason]:
+    if "greedy.lossless" not in scene.held:
+        return
+    yield "eos/stop/max-length", "tokens are right up to the end, and the end is not"
+
+
+# Batches, ranks, drafters, numbers
+
+
+def _batch(scene: Scene) -> Iterator[Reason]:
+    case = scene.case
+    if scene.needs_left_padding:
+        yield "mask-prefix/padding", "only the left-padded layout fails"
+    if scene.claim == "batch.solo" and isinstance(case, BatchCase):
+        yield "batch-cross-talk", "each row alone is right"
+        yield "batch-raggedness", "each row alone is right"
+    yield "batch-cross-talk", "each row alone is right; rows that end or join are needed"
+
+
+def _drafter(scene: Scene) -> Iterator[Reason]:
+    claim, headline = scene.claim, scene.headline
+    if "must be <" in headline or "vocabulary" in headline:
+        yield "tokenizer/vocab", "a token outside the target's vocabulary is drafted"
+    if claim in ("drafter.tree", "drafter.budget"):
+        yield "tree-construction", "what is drafted is no tree within its budget"
+    if claim == "drafter.law":
+        yield "q-not-matching", "draft_probs are not the law that drafts are drawn from"
+        yield "sampling-params-one-side", "draft_probs are not the law that drafts are drawn from"
+        yield "rng/seed", "draft_probs are not the law that drafts are drawn from"
+    if claim == "drafter.deterministic":
+        yield "rng/seed", "equal coins give unequal drafts"
+    if claim == "drafter.no_peeking":
+        if "changed the context" in headline:
+            yield "drafter-desync", "the drafter writes to the context that it shares with its decoder"
+        elif "unrelated text" in headline:
+            yield "kv-stale-after-reject", "rows of another text are used"
+        else:
+            yield "loop-state-stale", "what was read before changes the draft"
+            yield "batch-cross-talk", "what another request read changes the draft"
+    if claim == "drafter.state" and isinstance(scene.case, DrafterCase):
+        yield "drafter-desync", "after a history of accepts it drafts unlike a fresh drafter"
+        yield "kv-off-by-one", "after a history of accepts it drafts unlike a fresh drafter"
+    yield "drafter-desync", "the target as its own drafter is refused"
+
+
+def _always(fault_class: str, reason: str) -> Callable[[Scene], Iterator[Reason]]:
+    return lambda scene: iter([(fault_class, reason)])
+
+
+_by_family: dict[str, Callable[[Scene], Iterator[Reason]]] = {
+    "tree": _tree,
+    "kv": _cache,
+    "stop": _stop,
+    "processors": _processors,
+    "batch": _batch,
+    "drafter": _drafter,
+}
+_by_claim: dict[str, Callable[[Scene], Iterator[Reason]]] = {
+    "greedy.walk": _walk,
+    "verify.batch": _verify_batch,
+    "greedy.lossless": _lossless,
+    "greedy.repeatable": _repeatable,
+    "progress": _always("loop-state-stale", "generation ends although nothing ends it"),
+    "ranks.agree": _always("rank-divergence", "ranks that decode the same text part"),
+    "cost.rows": _always("performance", "more rows are computed than the rounds need"),
+    "metrics.acceptance": _always("metric-wrong", "the tokens are right, and the reported number is not the rounds'"),
+    "threshold.consistency": _threshold,
+}
+
+
+def _longest(case: WalkCase) -> tuple[int, ...]:
+    """The path that a case's rows say."""
+    node = 0
+    path: list[int] = []
+    while True:
+        fitting = [one for one in case.tree.children(node) if case.tokens[one] == min(case.winners[node])]
+        if not fitting:
+            return tuple(path)
+        node = fitting[0]
+        path.append(node)
+
+
+def _tree_of(case: Case) -> DraftTree:
+    assert isinstance(case, TreeCase)
+    return case.tree
+
+
+def _relative(one: Any, other: Any) -> float:
+    """Difference as a share of the scale; infinite where there is nothing to compare."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.shape != other.shape:
+        return float("inf")
+    return max_error(one, other) / max(scale_of(other), 1e-30)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return _relative(one, other) < 1e-9
+
+
+def _same_size(one: Any, other: Any) -> bool:
+    """Whether two rows of keys have equal norms in each head: rotations keep them."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.shape != other.shape:
+        return False
+    return _alike(one.norm(dim=-1), other.norm(dim=-1))
