@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import specbench
@@ -79,6 +81,64 @@ def soak(args: argparse.Namespace, pytest_args: list[str]) -> int:
         return 2
 
 
+def faults(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from datetime import datetime, timezone
+
+    from specbench import fault_report, fault_run
+
+    if args.list and args.json is not None:
+        args.parser.error("--json needs a run, and --list makes none")
+    try:
+        today = datetime.now(timezone.utc).date()
+        part = None if args.part is None else fault_run.part_named(args.part, today=today)
+        chosen = fault_run.choose(args.ids, part)
+        for file in (args.json, args.markdown):
+            if file is not None:
+                file.open("a").close()  # whether it can be written is told now, and not in ten minutes
+    except ValueError as error:
+        print(f"specbench: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"specbench: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    if args.list:
+        print(fault_report.listing(chosen))
+        if args.markdown is not None:
+            fault_report.renew(args.markdown)
+        return 0
+    words = [*args.ids, *([] if part is None else ["--part", f"{part[0]}/{part[1]}"]), "--seed", str(args.seed)]
+    command = shlex.join(["specbench", "faults", *words])
+    print(f"{len(chosen)} faults: {command}", flush=True)
+    num_workers = args.workers or fault_run.default_workers()
+    run = fault_report.report(chosen, seed=args.seed, num_workers=num_workers, command=command)
+    if args.json is not None:
+        args.json.write_text(fault_report.as_json(run), encoding="utf-8")
+    if args.markdown is not None:
+        args.markdown.write_text(fault_report.page(run), encoding="utf-8")
+    return 0 if run.is_good else 1
+
+
+def controls(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench import control_run, fault_run
+    from specbench.loading import TargetError
+
+    names = {one: one for one in args.targets} or control_run.NAMES
+    num_workers = args.workers or fault_run.default_workers()
+    try:
+        if args.json is not None:
+            args.json.open("a").close()  # whether it can be written is told now, and not in ten minutes
+        num_accusations = control_run.run(
+            names, num_cases=args.cases, num_workers=num_workers, seed=args.seed, json_path=args.json
+        )
+    except TargetError as error:
+        print(f"specbench: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"specbench: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    return 1 if num_accusations else 0
+
+
 def claims(args: argparse.Namespace, pytest_args: list[str]) -> int:
     from specbench import claim_list
 
@@ -123,6 +183,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of at least 1")
+    return int(text)
+
+
 def _parser() -> _Parser:
     parser = _Parser(prog="specbench", description="Is your speculative decoder right?", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"specbench {specbench.__version__}")
@@ -143,6 +209,32 @@ def _parser() -> _Parser:
     one.add_argument("--seeds", type=int, default=100, metavar="N", help="how many (default 100)")
     one.add_argument("--first-seed", type=int, metavar="SEED", help="count up from this one instead of drawing them")
     one.set_defaults(run=soak, parser=one)
+
+    one = commands.add_parser(
+        "faults",
+        help="judge the planted faults: which claim catches each, how fast, and what it is taken for",
+        allow_abbrev=False,
+    )
+    one.add_argument("ids", nargs="*", metavar="ID", help="planted faults; none: all of them")
+    one.add_argument("--part", metavar="N/M", help="every M-th of them from the N-th on; auto: another fifth every day")
+    one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the cases that are drawn (default 0)")
+    one.add_argument("--workers", type=_count, metavar="N", help="processes (default: one a core)")
+    one.add_argument("--json", type=Path, metavar="FILE", help="write all of it as JSON")
+    one.add_argument("--markdown", type=Path, metavar="FILE", help="write the catalogue and what was measured")
+    one.add_argument("--list", action="store_true", help="judge none: list them, and renew the catalogue in --markdown")
+    one.set_defaults(run=faults, parser=one)
+
+    one = commands.add_parser(
+        "controls",
+        help="judge right decoders that do unusual things: none of them may be accused",
+        allow_abbrev=False,
+    )
+    one.add_argument("targets", nargs="*", metavar="TARGET", help="as for check, right ones; none: our controls")
+    one.add_argument("--cases", type=_count, default=20_000, metavar="N", help="in all (default 20,000)")
+    one.add_argument("--seed", type=int, metavar="SEED", help="of the cases; drawn and printed unless given")
+    one.add_argument("--workers", type=_count, metavar="N", help="processes (default: one a core)")
+    one.add_argument("--json", type=Path, metavar="FILE", help="write the counts and every accusation as JSON")
+    one.set_defaults(run=controls, parser=one)
 
     one = commands.add_parser("claims", help="list the claims: id, level, MUST sentence, needs", allow_abbrev=False)
     form = one.add_mutually_exclusive_group()

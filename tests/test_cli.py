@@ -42,12 +42,13 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"specbench {specbench.__version__}\n"
 
 
+KNOWN = "Known: check, soak, faults, controls, claims, architectures, model"
 MESSAGES = {
     "chek mod:A": (
         2,
-        "specbench: unknown command 'chek': did you mean check? Known: check, soak, claims, architectures, model\n",
+        f"specbench: unknown command 'chek': did you mean check? {KNOWN}\n",
     ),
-    "train": (2, "specbench: unknown command 'train'. Known: check, soak, claims, architectures, model\n"),
+    "train": (2, f"specbench: unknown command 'train'. {KNOWN}\n"),
     "model fech smollm2": (2, "specbench model: unknown command 'fech': did you mean fetch? Known: fetch, path\n"),
     "model fetch": (2, "specbench model fetch: the following arguments are required: NAME\n"),
     "model fetch smolm2": (1, "specbench: unknown model 'smolm2': did you mean smollm2? Known: smollm2\n"),

@@ -51,6 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.architectures",
         "specbench.banks",
         "specbench.failures",
+        "specbench.fault_catalogue",
         "specbench.ledger",
         "specbench.loading",
         "specbench.probe",
@@ -67,12 +68,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.strategies",
     ),
     ("specbench.machines",),
+    ("specbench.naming",),
     ("specbench.judge",),
-    ("specbench.soak", "specbench.worker"),
-    ("specbench.isolation",),
+    ("specbench.control_run", "specbench.fault_run", "specbench.soak", "specbench.worker"),
+    ("specbench.fault_report", "specbench.isolation"),
     ("specbench.cli", "specbench.plugin", "specbench.reports", "specbench.suites"),
 )
-PACKAGES = tuple(f"specbench.{name}" for name in ("checks", "engines", "kernels", "reference", "reports", "suites"))
+PACKAGES = tuple(
+    f"specbench.{name}" for name in ("checks", "engines", "kernels", "naming", "reference", "reports", "suites")
+)
 
 # importer -> what it never imports, at any level of nesting.
 NEVER = {
