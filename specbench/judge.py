@@ -210,7 +210,7 @@ class RunSession:
 
     def _check_drawn(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:
         failing: list[Case] = []
-        passing: deque[Case] = deque(maxlen=NUM_COMPARED)
+        passing: deque[Case] = deque(maxlen=_num_compared(claim))
         draw = seed(zlib.crc32(f"{self.run.seed} {claim.id} {subject.name}".encode()))
         num_examples = self.profile.max_examples * subject.bank.share_of_examples * claim.share
         how = _drawing(math.ceil(num_examples))
@@ -345,7 +345,8 @@ class RunSession:
         """Some more cases of a claim, whatever the target makes of them."""
         drawn: list[Case] = []
         if not subject.bank.real and claim.id not in ("kv.machine", "tree.long"):  # they take their time
-            seed(1)(_drawing(NUM_COMPARED)(given(strategy_for(claim.id, subject))(lambda case: drawn.append(case))))()
+            draw = given(strategy_for(claim.id, subject))
+            seed(1)(_drawing(_num_compared(claim))(draw(lambda case: drawn.append(case))))()
         return drawn
 
     def _drawn_look(self, claim: Claim, subject: Subject) -> Finding | bool:
@@ -430,6 +431,10 @@ class RunSession:
                     f"threshold {threshold}: {100 * equal / total:.1f} % of {total} tokens equal plain decoding"
                 )
         record.detail = "; ".join(parts)
+
+
+def _num_compared(claim: Claim) -> int:
+    return math.ceil(NUM_COMPARED * claim.share)
 
 
 def _drawing(max_examples: int) -> settings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,16 +9,17 @@ import pytest
 import torch
 from sessions import session_on
 
+from specbench.claims import CLAIMS
 from specbench.judge import Failed, RunSession
 from specbench.loading import Target
-from specbench.naming import evidence, fingerprint
+from specbench.naming import fingerprint
 from specbench.naming.evidence import Evidence
+from specbench.naming.structure import EXPLAINED_BY
 from specbench.naming.suspect import Suspect, as_line
 from specbench.naming.trace import Leaf, Trace, differing
 from specbench.profiles import PROFILES
 from specbench.record import BUG
 from specbench.reference.faults.bank import FAULTS
-from specbench.reference.steps import STEPS
 from specbench.reference.target import ReferenceTarget
 from specbench.steps import FlatTree, Steps
 from specbench.tree import DraftTree
@@ -211,15 +211,14 @@ def test_the_correct_decoder_has_nothing_planted_and_faults_say_where() -> None:
     assert ReferenceTarget().planted == frozenset()
     assert FAULTS["future_leak"].make().planted == {"flatten"}
     assert FAULTS["batch_minimum"].make().planted == {"batch.verify"}
-    assert STEPS.flatten is not None
 
 
 def test_ranking_puts_what_reproduces_everything_before_what_only_looks_like_it() -> None:
     found = named(FAULTS["bonus_row"].make(), "greedy.walk")[1]
     assert found is not None
-    assert found.rank()[0] == Suspect(
-        "bonus/correction-token-wrong", "bonus_row", found.rank()[0].evidence
-    ) and found.rank()[0].evidence.startswith(FAULTS["bonus_row"].sentence)
+    first = found.rank()[0]
+    assert (first.fault_class, first.fault) == ("bonus/correction-token-wrong", "bonus_row")
+    assert first.evidence.startswith(FAULTS["bonus_row"].sentence)
 
 
 def test_the_line_names_the_first_suspect_and_the_classes_behind_it() -> None:
@@ -235,19 +234,7 @@ def test_fingerprints_are_not_compared_where_rounding_hides_them() -> None:
     assert able["tiny-fp64"] and able["tiny-fp32"] and not able["tiny-bf16"]
 
 
-def test_looking_is_quick_enough_to_be_done_for_every_failure() -> None:
-    """Nothing asserts on time here: the evidence says what it took, and a run adds that up."""
-    started = time.perf_counter()
-    found = named(FAULTS["bonus_row"].make(), "greedy.walk")[1]
-    assert found is not None and 0 < found.seconds <= time.perf_counter() - started
-
-
-def test_no_claim_is_explained_by_one_that_is_judged_after_it() -> None:
-    from specbench.claims import CLAIMS
-    from specbench.naming.structure import EXPLAINED_BY
-
-    order = list(CLAIMS)
-    assert set(EXPLAINED_BY) <= set(order)
-    late = {(claim, lower) for claim, below in EXPLAINED_BY.items() for lower in below if lower not in order}
-    assert late == set()
-    assert evidence.MOST_SUSPECTS >= 3
+def test_claims_are_explained_by_claims() -> None:
+    named_below = {lower for below in EXPLAINED_BY.values() for lower in below}
+    assert {*EXPLAINED_BY, *named_below} - set(CLAIMS) == set()
+    assert [claim for claim, below in EXPLAINED_BY.items() if claim in below] == []

@@ -394,6 +394,7 @@ FAULTS = (
         "a fully rejected draft",
         "greedy.walk",
         _always,
+        origin="ohdearquant/lattice#243",
         kin="first_unverified",
     ),
     Fault(
@@ -403,6 +404,7 @@ FAULTS = (
         "one wrong draft and no other",
         "greedy.walk",
         _in_blocks_of_one,
+        origin="ohdearquant/lattice#243",
         subtle="blocks of length one",
         kin="first_unverified",
     ),
@@ -458,6 +460,7 @@ FAULTS = (
         "a refused draft",
         "greedy.walk",
         _one_turn_late,
+        origin="openvinotoolkit/openvino.genai#4190",
         kin="bonus_row",
     ),
     Fault(
@@ -558,6 +561,7 @@ FAULTS = (
         "any row",
         "greedy.walk",
         _zero_is_unset,
+        origin="opendatahub-io/vllm-tgis-adapter#182",
     ),
     Fault(
         "divided_by_tiny_temperature",
@@ -566,6 +570,7 @@ FAULTS = (
         "two large logits",
         "greedy.walk",
         _divides_by_little,
+        origin="NVIDIA-NeMo/Automodel#3627",
         subtle="logits beyond the range of half precision once divided",
     ),
     Fault(
@@ -671,6 +676,7 @@ FAULTS = (
         "a token id beyond 65535",
         "greedy.walk",
         _ids_modulo(2**16),
+        origin="huggingface/transformers#2825",
         subtle="a vocabulary of more than 65536",
         kin="ids_modulo",
     ),

@@ -144,6 +144,7 @@ FAULTS = (
         "grouped heads and a draft: right for full heads",
         "tree.attention_weights",
         in_verify(with_sight(_by_packed_row)),
+        origin="AMD-Ecosystem/flashinfer#214",
         subtle="grouped heads",
     ),
     Fault(
@@ -153,6 +154,7 @@ FAULTS = (
         "two drafts in different branches",
         "tree.noninterference",
         target=everywhere(_faint(12)),
+        origin="ohdearquant/lattice#361",
         subtle="a leak of a millionth",
         kin="finite_mask",
     ),

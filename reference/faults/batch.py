@@ -358,6 +358,7 @@ FAULTS = (
         "a path that ends in the last node of a smaller tree",
         "verify.batch",
         target=_target(_padding_accepted),
+        origin="vllm-project/vllm#46533",
         subtle="a full accept in the smaller tree of a batch",
         kin="padding_accepted",
     ),
@@ -368,6 +369,7 @@ FAULTS = (
         "trees of unequal size",
         "verify.batch",
         target=_target(_padded_offsets),
+        origin="vllm-project/vllm-xpu-kernels#600",
         kin="ragged_offsets",
     ),
     Fault(
@@ -387,6 +389,7 @@ FAULTS = (
         "prefixes of unequal length",
         "batch.solo",
         target=_target(_padding_visible),
+        origin="ml-explore/mlx-lm#1906",
         subtle="a shorter row of a batch",
     ),
     Fault(
@@ -424,6 +427,7 @@ FAULTS = (
         "a smaller tree whose drafts are all refused for token 0",
         "verify.batch",
         target=_target(_padding_row_bonus),
+        origin="vllm-project/vllm#54137",
         subtle="the smaller tree of a batch, and token 0 as its correction",
         kin="padding_accepted",
     ),
@@ -434,6 +438,7 @@ FAULTS = (
         "a round in which nothing is accepted",
         "verify.batch",
         target=_target(_nothing_accepted_wraps),
+        origin="vllm-project/vllm#50021",
         subtle="accept count 0",
     ),
     Fault(
@@ -481,6 +486,7 @@ FAULTS = (
         "prefixes of unequal length",
         "batch.solo",
         target=_target(_padded_base),
+        origin="unslothai/unsloth#4078",
         subtle="a shorter row of a batch",
     ),
     Fault(
@@ -490,6 +496,7 @@ FAULTS = (
         "blocks of unequal size",
         "batch.solo",
         target=_target(_nan_of_padding),
+        origin="NVIDIA-NeMo/Automodel#2826",
         subtle="the smaller block of a batch",
     ),
     Fault(

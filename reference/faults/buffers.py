@@ -136,6 +136,7 @@ FAULTS = (
         "a smaller tree after a larger one",
         "kv.commit",
         _stale_mask,
+        origin="flashinfer-ai/flashinfer#1028",
         subtle="a smaller tree after a larger one",
     ),
     Fault(

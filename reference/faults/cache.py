@@ -188,6 +188,7 @@ FAULTS = (
         "a rejected draft",
         "kv.commit",
         _with_commit(_no_rollback),
+        origin="microsoft/onnxruntime-genai#2441",
     ),
     Fault(
         "kept_when_none_accepted",
@@ -215,6 +216,7 @@ FAULTS = (
         "a draft behind the accepted path",
         "kv.commit",
         _keeping(lambda rows, num_rows: [*rows, rows[-1] + 1] if rows[-1] + 1 < num_rows else rows),
+        origin="mlx-node/mlx-node#11",
     ),
     Fault(
         "one_row_kept_on_accept_0",
@@ -270,6 +272,7 @@ FAULTS = (
         "an accepted path that is not the first rows in memory",
         "kv.commit",
         _keeping(lambda rows, num_rows: range(len(rows))),
+        origin="sgl-project/sglang#15360",
     ),
     Fault(
         "one_slice",
@@ -371,6 +374,7 @@ FAULTS = (
         "an accepted path that is not the first rows in memory",
         "kv.commit",
         _moving(lambda layer, num_layers, part, rows: part[:, list(rows) if layer else slice(len(rows))]),
+        origin="sgl-project/sglang#30775",
         subtle="one layer only, and an accepted path off the first rows",
         kin="part_not_moved",
     ),

@@ -171,6 +171,7 @@ FAULTS = (
         "a round without drafts",
         "cost.rows",
         target=_decoder(_PlaceholdersVerified),
+        origin="vllm-project/vllm#52762",
         subtle="a round without drafts",
     ),
     Fault(

@@ -192,6 +192,7 @@ FAULTS = (
         "a temperature other than 1",
         "drafter.law",
         target=drafting(_BeforeTemperature),
+        origin="huggingface/transformers#47932",
         subtle="a temperature other than 1",
     ),
     Fault(
@@ -201,6 +202,7 @@ FAULTS = (
         "a temperature other than 1",
         "drafter.law",
         target=drafting(_DrawnBeforeTemperature),
+        origin="z-lab/dflash#74",
         subtle="a temperature other than 1",
     ),
     Fault(

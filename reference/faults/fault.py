@@ -20,10 +20,10 @@ class Fault:
     """id: attribute-like name. fault_class: as in the catalogue of real bugs. plant: good steps in, faulty steps out,
     with fresh state each time it is called. target: the whole faulty target, where the fault is in no step.
 
-    origin: a public report or fix of such a fault, `owner/repository#number`; empty where none is known. subtle: what it
-    needs beside any draft at all, empty where any reasonable test shows it. kin: a name shared by faults that are one
-    mechanism with another constant or in another place, empty where there is none: naming one of them by another would
-    prove nothing.
+    origin: a public report or fix of such a fault, `owner/repository#number`; empty where none is known. subtle: what
+    it needs beside any draft at all, empty where any reasonable test shows it. kin: a name shared by faults that are
+    one mechanism with another constant or in another place, empty where there is none: naming one of them by another
+    would prove nothing.
     """
 
     id: str

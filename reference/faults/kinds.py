@@ -137,6 +137,7 @@ FAULTS = (
         "an accepted node with a later sibling or cousin, in a model with a window",
         "kv.commit",
         _siblings_share_a_slot,
+        origin="Avarok-Cybersecurity/atlas#745",
         subtle="an accepted node with a later sibling, in a layer with a window",
     ),
     Fault(
@@ -146,6 +147,7 @@ FAULTS = (
         "a cut by more rows than the ring has to spare, in a model with a window",
         "kv.rollback",
         target=lambda: CacheTarget("ring", _NeverRestored),
+        origin="ml-explore/mlx-lm#1486",
         subtle="a cut in a full ring",
     ),
     Fault(

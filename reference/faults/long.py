@@ -122,6 +122,7 @@ FAULTS = (
         "tree.long",
         _table_of_positions,
         subtle="a long context",
+        kin="position_limit",
     ),
     Fault(
         "depth_in_a_byte",
@@ -157,6 +158,7 @@ FAULTS = (
         "a node below node 64",
         "tree.long",
         _one_word_a_row,
+        origin="NVIDIA/TensorRT-LLM#12962",
         subtle="a large tree",
     ),
     Fault(

@@ -247,6 +247,7 @@ FAULTS = (
         "two children of one node",
         "tree.mask",
         _with_leak(lambda tree, node, other: other < node and _are_siblings(tree, node, other)),
+        origin="PaddlePaddle/FastDeploy#3514",
         kin="sibling_leak",
     ),
     Fault(

@@ -57,6 +57,7 @@ FAULTS = (
         "kv.pages",
         target=_target(_NothingAccepted),
         subtle="accept 0",
+        kin="page_leak",
     ),
     Fault(
         "page_reserved_each_forward",
@@ -74,5 +75,6 @@ FAULTS = (
         "kv.pages",
         target=_target(_FinishedKept),
         subtle="a finished request",
+        kin="page_leak",
     ),
 )

@@ -140,6 +140,7 @@ FAULTS = (
         "any generation with drafts",
         "metrics.acceptance",
         target=_reporting(_BonusInRate),
+        origin="mlx-node/mlx-node#11",
     ),
     Fault(
         "bonus_left_out",
@@ -183,6 +184,7 @@ FAULTS = (
         "a round without drafts",
         "metrics.acceptance",
         target=_reporting(_EmptyRoundsDrafted),
+        origin="vllm-project/vllm#54054",
         subtle="a round without drafts",
     ),
     Fault(
@@ -210,6 +212,7 @@ FAULTS = (
         "any round",
         "metrics.acceptance",
         target=_reporting(_RootsDrafted),
+        origin="lightseekorg/tokenspeed#1443",
     ),
     Fault(
         "levels_for_nodes",
@@ -218,6 +221,7 @@ FAULTS = (
         "two siblings",
         "metrics.acceptance",
         target=_reporting(_LevelsDrafted),
+        origin="sgl-project/sglang#13212",
         subtle="width",
     ),
     Fault(
@@ -244,6 +248,7 @@ FAULTS = (
         "a stop inside an accepted run",
         "metrics.acceptance",
         target=lambda: ReferenceTarget(decoder=_CutOffReported),
+        origin="vllm-project/vllm#56101",
         subtle="a stop inside an accepted run",
     ),
 )

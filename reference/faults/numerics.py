@@ -174,6 +174,7 @@ FAULTS = (
         "any tree behind a prefix",
         "tree.layers",
         target=_computing(_RoundedTable),
+        origin="KellerJordan/modded-nanogpt#39",
     ),
     Fault(
         "positions_in_bf16",
@@ -182,6 +183,7 @@ FAULTS = (
         "a position beyond 256",
         "tree.long",
         target=_computing(_RoundedPositions),
+        origin="huggingface/candle#3520",
         subtle="a position beyond 256",
     ),
     Fault(

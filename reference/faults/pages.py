@@ -168,6 +168,7 @@ FAULTS = (
         "a block that crosses the end of a page",
         "kv.commit",
         target=lambda: _target(_NextSlot),
+        origin="RBLN-SW/vllm-rbln#326",
         subtle="a page boundary",
     ),
     Fault(
@@ -177,6 +178,7 @@ FAULTS = (
         "a cut across the end of a page, then rows behind it",
         "kv.pages",
         target=lambda: _target(_FreedPageKept),
+        origin="vllm-project/vllm#56734",
         subtle="a cut across a page boundary, then rows behind it",
     ),
     Fault(
@@ -186,16 +188,19 @@ FAULTS = (
         "two sequences with one prefix that both go on",
         "kv.fork",
         target=lambda: _target(_NoCopyOnWrite, page_size=16),  # room for rounds that differ
+        origin="Avarok-Cybersecurity/atlas#1193",
         subtle="a fork inside a page",
     ),
     Fault(
         "page_leak",
-        "kv-slot/page-mapping",
+        "memory",
         "pages of rejected rows are never given back",
         "a rejection across the end of a page",
         "kv.pages",
         target=lambda: _target(_Leak),
+        origin="sgl-project/sglang-jax#1147",
         subtle="a page boundary",
+        kin="page_leak",
     ),
     Fault(
         "first_row_of_a_page",
@@ -213,6 +218,7 @@ FAULTS = (
         "pages of more than one row, two of them held",
         "kv.commit",
         target=lambda: CacheTarget("paged_4", partial(_PageNumberIsSlot, page_size=2)),  # so that small cases show it
+        origin="vllm-project/vllm#40172",
         subtle="a page size other than 1",
     ),
     Fault(

@@ -206,6 +206,7 @@ FAULTS = (
         "a second round after a rejection",
         "kv.commit",
         _with_base(lambda old_len, old, prefix_len: old_len + old.num_rows),
+        origin="vllm-project/vllm#44697",
         subtle="a second round after a rejection",
     ),
     Fault(

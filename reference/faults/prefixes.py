@@ -116,6 +116,7 @@ FAULTS = (
         "two prompts that differ in a later token",
         "greedy.repeatable",
         target=lambda: ReferenceTarget(decoder=_SimilarPromptReused),
+        origin="vllm-project/aibrix#2329",
         subtle="two prompts of one length that begin alike",
     ),
     Fault(
@@ -125,6 +126,7 @@ FAULTS = (
         "the same prompt twice in a row",
         "greedy.repeatable",
         target=lambda: ReferenceTarget(decoder=_WholePromptFound),
+        origin="lablup/mlxcel#1760",
         subtle="the same prompt again, cached whole",
         kin="prefix_hit_length",
     ),
@@ -162,6 +164,7 @@ FAULTS = (
         "a request behind an answer, with a token of its own",
         "greedy.repeatable",
         target=lambda: ReferenceTarget(decoder=_LastTokenTakenForCached),
+        origin="ikawrakow/ik_llama.cpp#1661",
         subtle="a request that goes on behind an answer",
     ),
 )

@@ -364,6 +364,7 @@ FAULTS = (
         "a token of the prompt that would be said",
         "processors.penalties",
         _by_row(lambda: _prompt_counted),
+        origin="osaurus-ai/vmlx-swift#295",
     ),
     Fault(
         "presence_by_count",
@@ -428,6 +429,7 @@ FAULTS = (
         "a draft",
         "processors.penalties",
         _by_row(lambda: _inner_rows_raw),
+        origin="vllm-project/vllm#38467",
     ),
     Fault(
         "ban_on_root_only",
@@ -493,6 +495,7 @@ FAULTS = (
         "a second sibling",
         "processors.grammar",
         _history(lambda: _in_memory_order),
+        origin="sgl-project/sglang#24889",
         subtle="width",
         kin="memory_order",
     ),
@@ -559,6 +562,7 @@ FAULTS = (
         "any row",
         "processors.history",
         _history(lambda: _without_root),
+        origin="ml-explore/mlx-lm#990",
     ),
     Fault(
         "rows_processed_twice",
@@ -575,6 +579,7 @@ FAULTS = (
         "a row whose logits are all negative",
         "processors.penalties",
         _by_row(lambda: _divides_all),
+        origin="huggingface/transformers#2302",
         subtle="negative logits",
     ),
 )

@@ -145,6 +145,7 @@ FAULTS = (
         "logits that differ by rounding at a tie",
         "ranks.agree",
         target=_target(lambda group: None),
+        origin="vllm-project/vllm#31307",
     ),
     Fault(
         "rank_accepts_alone",
@@ -153,6 +154,7 @@ FAULTS = (
         "logits that differ by rounding at a tie",
         "ranks.agree",
         target=_target(_own_acceptance),
+        origin="vllm-project/vllm#17509",
     ),
     Fault(
         "rank_draft_length",
@@ -170,6 +172,7 @@ FAULTS = (
         "one rank with drafts and one without",
         "ranks.agree",
         target=_target(_silent_without_drafts),
+        origin="vllm-project/vllm#49027",
         subtle="a round in which one rank has no drafts",
     ),
     Fault(

@@ -148,6 +148,7 @@ FAULTS = (
         "a rejection, in a model with recurrent layers",
         "kv.commit",
         _last_state(lambda block: block.num_rows - 1),
+        origin="vllm-project/tpu-inference#3178",
         kin="state_of_another_row",
     ),
     Fault(
@@ -223,6 +224,7 @@ FAULTS = (
         "a rejection, in a model with recurrent layers",
         "kv.commit",
         _last_state(lambda block: block.num_rows - 1, memory=False),
+        origin="ekryski/mlx-swift-lm#218",
         subtle="the convolution's part of the state only",
         kin="part_of_a_state",
     ),
@@ -233,6 +235,7 @@ FAULTS = (
         "a cut, or a forward that is dropped, in a model with recurrent layers",
         "kv.rollback",
         target=lambda: CacheTarget("contiguous", _StateNotCut),
+        origin="ml-explore/mlx-lm#1111",
         subtle="a cut rather than a rejection",
     ),
     Fault(

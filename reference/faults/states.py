@@ -321,6 +321,7 @@ FAULTS = (
         "a forward that is dropped before its commit",
         "kv.abort",
         target=lambda: _DecoderTarget(_AbortForgetsOnly),
+        origin="raullenchai/Rapid-MLX#1464",
     ),
     Fault(
         "abort_trims_the_last_block",
@@ -350,11 +351,12 @@ FAULTS = (
     ),
     Fault(
         "chunks_from_zero",
-        "position-ids",
+        "chunked-prefill/prefix-cache",
         "positions of a prompt's later pieces start from zero again",
         "a second piece, or a kept prefix",
         "kv.chunked",
         target=lambda: _DecoderTarget(_ChunksFromZero),
+        origin="huggingface/transformers#43082",
         kin="positions_of_pieces",
     ),
     Fault(
@@ -412,6 +414,7 @@ FAULTS = (
         "two texts with equal blocks behind different beginnings",
         "kv.chunked",
         target=lambda: _DecoderTarget(_BlocksByThemselves, "contiguous"),
+        origin="vllm-project/aibrix#2330",
         subtle="equal tokens at equal places behind another beginning",
     ),
     Fault(
@@ -494,6 +497,7 @@ FAULTS = (
         "a fork and a round in either",
         "kv.fork",
         target=lambda: _DecoderTarget(_ForkShares),
+        origin="raullenchai/Rapid-MLX#196",
         kin="fork_shares_storage",
     ),
     Fault(
@@ -521,6 +525,7 @@ FAULTS = (
         "NaN in a dead row",
         "kv.dead_rows",
         target=lambda: CacheTarget("preallocated", _TimesZero),
+        origin="vllm-project/vllm#47305",
         subtle="dead rows that hold NaN",
     ),
 )

@@ -290,6 +290,7 @@ FAULTS = (
         "a stop sequence that ends inside an accepted run",
         "stop.sequences",
         _looking_at(lambda tokens, num_path, num_kept: num_kept == len(tokens), end_tokens=False),
+        origin="sgl-project/sglang#23802",
         subtle="a stop sequence that ends inside an accepted run",
         kin="stop_places",
     ),
@@ -338,6 +339,7 @@ FAULTS = (
         "an end token that is not the first of the list",
         "stop.eos",
         _with_stop(lambda stop: replace(stop, eos_token_ids=stop.eos_token_ids[:1])),
+        origin="Blaizzy/mlx-vlm#309",
         subtle="several end tokens",
     ),
     Fault(
@@ -427,6 +429,7 @@ FAULTS = (
         "an end token at the very limit",
         "stop.every_index",
         _limit_first,
+        origin="sgl-project/sglang#31599",
         subtle="an end token at the very limit",
         kin="limit_first",
     ),
@@ -483,6 +486,7 @@ FAULTS = (
         "a stop inside an accepted run, and a turn after it",
         "stop.resume",
         target=lambda: ReferenceTarget(decoder=_CommitsPastTheStop),
+        origin="ggml-org/llama.cpp#28049",
         subtle="a turn after a stop inside an accepted run",
     ),
     Fault(

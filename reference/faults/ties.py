@@ -86,6 +86,7 @@ FAULTS = (
         "a tie across the halves",
         "greedy.walk",
         _picking(lambda tree, node, row: _later_half(row)),
+        origin="tenstorrent/tt-metal#50687",
         subtle="a tie across shards of the vocabulary",
     ),
     Fault(

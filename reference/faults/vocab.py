@@ -134,6 +134,7 @@ FAULTS = (
         "a row in which padding wins",
         "drafter.tree",
         target=drafting(shaped(_Padded, 1, 1, 1), itself=True),
+        origin="vllm-project/vllm#35937",
         subtle="a row in which padding wins",
     ),
     Fault(

@@ -90,6 +90,7 @@ FAULTS = (
         "a second sibling, and a window that cuts the tree or the prefix: chains are right",
         "tree.attention_weights",
         _windowed(_by_row_number),
+        origin="sgl-project/sglang#39287",
         subtle="a window that cuts, and width",
     ),
     Fault(
@@ -99,6 +100,7 @@ FAULTS = (
         "as many tokens as a window",
         "tree.attention_weights",
         _windowed(lambda sight, window: sight.near(window + 1)),
+        origin="huggingface/transformers#39408",
         subtle="a window that cuts",
         kin="window_off_by_one",
     ),

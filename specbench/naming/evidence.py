@@ -18,6 +18,9 @@ from specbench.subjects import Subject
 
 Ask = Callable[[str], "Finding | bool"]  # a claim -> how it fails on the subject, else whether it was judged and holds
 MOST_SUSPECTS = 5
+# Claims that are judged on little but tokens, which many faults can bend alike: where all below holds, what the claim
+# is about says more than a fault of another class that happens to say the same tokens.
+SPEAKS_FOR_ITSELF = ("stop.", "processors.", "ranks.", "cost.", "metrics.")
 
 
 class Evidence:
@@ -50,6 +53,10 @@ class Evidence:
             (one for one in allowed if one.exact), key=lambda one: order.get(one.fault.fault_class, len(order))
         )
         suspects: dict[str, Suspect] = {}
+        if self.finding.claim.startswith(SPEAKS_FOR_ITSELF) and self.reasons:
+            fault_class, reason = self.reasons[0]
+            if not any(one.fault.fault_class == fault_class for one in exact):
+                suspects[fault_class] = Suspect(fault_class, "", reason)
         for one in exact:
             suspects.setdefault(one.fault.fault_class, self._by_match(one))
         for fault_class, reason in self.reasons:

@@ -196,6 +196,20 @@ class Scene:
         pair = pairs_of(self.subject, self.claim, [rich_rounds(self.subject, self.case)])[0][0]
         return pair if pair.wrong else None
 
+    @cached_property
+    def needs_other_trees(self) -> bool:
+        """Whether rounds of one tree are right, and a smaller or a larger one after it is not."""
+        if not isinstance(self.case, CommitCase):
+            return False
+        rich = rich_rounds(self.subject, self.case)
+        large = rich.rounds[0]
+        small = CommitRound(large.tokens[:4], (-1, 0, 0, 0), 3)
+        same, other = ((large, large), ((large, small), (small, large)))
+        roots = rich.next_roots[:2]
+        return not self.fails_with(replace(rich, rounds=same, next_roots=roots, cut=0)) and any(
+            self.fails_with(replace(rich, rounds=one, next_roots=roots, cut=0)) for one in other
+        )
+
     @property
     def needs_left_padding(self) -> bool:
         case = self.case
@@ -231,7 +245,8 @@ def rich_rounds(subject: Subject, case: Case, model: int | None = None) -> Commi
 
 
 def _is_windowed(model: Any) -> bool:
-    return any(window is not None for window in getattr(model, "layer_windows", ()) or ())
+    windows = getattr(getattr(model, "config", None), "windows", None) or getattr(model, "layer_windows", ())
+    return any(window is not None for window in windows or ())
 
 
 def _is_grouped(model: Any) -> bool:
@@ -245,8 +260,8 @@ def _is_recurrent(model: Any) -> bool:
 
 
 _MODEL_KINDS: dict[str, Callable[[Any], bool]] = {
-    "recurrence": _is_recurrent,
     "window": _is_windowed,
+    "recurrence": _is_recurrent,
     "groups": _is_grouped,
 }
 

@@ -7,6 +7,7 @@ suspect comes with the reason, the likeliest first. Nothing here looks at the fa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -115,28 +116,32 @@ def _tree(scene: Scene) -> Iterator[Reason]:
 
 
 def _seen(scene: Scene) -> Iterator[Reason]:
-    """Where rows stand and what they see, over all tapped forwards: a leak is one however much it shows besides."""
-    found: dict[str, str] = {}
+    """Where rows stand and what they see, over all tapped forwards. Masks and positions are what a forward begins with,
+    weights follow from both."""
+    masks: dict[str, str] = {}
+    positions: dict[str, str] = {}
+    masses: dict[str, str] = {}
     for pair in scene.taps:
         target, right, tree = pair.target.leaves, pair.right.leaves, _tree_of(pair.case)
         for leaf in pair.wrong:
             if leaf.name != "taps" or leaf not in target or leaf not in right:
                 continue
             if leaf.part[0] == "position":
-                found.setdefault("position", f"node {leaf.part[1]} stands at position {target[leaf]}")
+                positions.setdefault("position", f"node {leaf.part[1]} stands at position {target[leaf]}")
             if leaf.part[0] == "mask":
-                found |= _visibility(tree, int(leaf.part[1]), target[leaf], right[leaf], "is let to see") | found
+                masks |= _visibility(tree, int(leaf.part[1]), target[leaf], right[leaf], "is let to see") | masks
             if leaf.part[0] == "weights":
                 node, num_nodes = int(leaf.part[2]), tree.num_nodes
                 for seen, wanted in zip(*(_supports(one[leaf], num_nodes) for one in (target, right)), strict=True):
-                    found |= _visibility(tree, node, seen, wanted, "puts mass on") | found
+                    masses |= _visibility(tree, node, seen, wanted, "puts mass on") | masses
     for node, seen in (scene.influence if not scene.taps else {}).items():
         wanted = tuple(scene.rich_tree.path_to(node))
-        found |= _visibility(scene.rich_tree, node, ((), seen), ((), wanted), "moves with") | found
+        masses |= _visibility(scene.rich_tree, node, ((), seen), ((), wanted), "moves with") | masses
     # A leak to what came before is one, however much it shows besides; who sees its own descendants looks ahead.
-    for name, fault_class in SEEN_WRONGLY.items():
-        if name in found:
-            yield fault_class, found[name]
+    for found in (masks, positions, masses):
+        for name, fault_class in SEEN_WRONGLY.items():
+            if name in found:
+                yield fault_class, found[name]
 
 
 def _computed(scene: Scene, pair: Pair) -> Iterator[Reason]:
@@ -246,6 +251,8 @@ def _rows_of_logits(scene: Scene) -> Iterator[Reason]:
 
 def _cache(scene: Scene) -> Iterator[Reason]:
     needs, claim = scene.needs, scene.claim
+    if scene.needs_other_trees:
+        yield "static-buffer-stale", "rounds of one and the same tree are right, a tree after another one is not"
     if needs.model == "recurrence":
         yield "recurrent-state-rollback", "only models with recurrent layers fail"
     if needs.model == "window":
@@ -268,10 +275,12 @@ def _cache(scene: Scene) -> Iterator[Reason]:
 
 
 def _pages(scene: Scene) -> Iterator[Reason]:
-    first = next(iter(scene.wrong), None)
-    if first is not None and first.name == "pages_in_use" and isinstance(scene.case, CommitCase):
-        if scene.actual(first) > scene.right(first):
-            yield "memory", f"{scene.actual(first)} pages are in use instead of {scene.right(first)}"
+    facts = scene.violation.facts
+    counts = [re.match(r"(\d+) pages", one) for one in (facts.actual, facts.expected)]
+    if all(counts):
+        actual, right = (int(one[1]) for one in counts if one)
+        if actual > right:
+            yield "memory", f"{actual} pages are in use instead of {right}"
     yield "kv-slot/page-mapping", "pages in use are not what the rows need"
 
 
@@ -281,10 +290,14 @@ def _first_state(scene: Scene, pair: Pair) -> Iterator[Reason]:
     first = next((leaf for leaf in pair.wrong if leaf.name in ("cache_len", "kv", "forward_tree")), None)
     if first is None:
         return
-    if first.name == "cache_len" and first in target and first in right:
-        yield from _lengths(pair, target[first] - right[first])
+    if first not in target or first not in right:
+        return
+    if first.name == "cache_len":
+        yield from _lengths(scene, pair, target[first] - right[first])
         return
     if first.name == "forward_tree":
+        if scene.claim == "kv.rollback":
+            yield "kv-not-rolled-back", "behind a cut the cache is as long as it should be, and the logits are wrong"
         yield "position-ids", "the cache is right, and the logits behind it are wrong"
         yield "kv-stale-after-reject", "the cache shows the right rows, and the logits are computed from others"
         return
@@ -308,9 +321,11 @@ def _first_state(scene: Scene, pair: Pair) -> Iterator[Reason]:
     yield "kv-stale-after-reject", "the right number of rows, with other content"
 
 
-def _lengths(pair: Pair, extra: int) -> Iterator[Reason]:
+def _lengths(scene: Scene, pair: Pair, extra: int) -> Iterator[Reason]:
     reason = f"{abs(extra)} row{'' if abs(extra) == 1 else 's'} too {'many' if extra > 0 else 'few'}"
     first = planned(pair.case)[0] if isinstance(pair.case, CommitCase) else None
+    if extra > 0 and scene.claim in ("kv.rollback", "kv.machine"):
+        yield "kv-not-rolled-back", f"{reason} behind a cut or a forward that was dropped"
     if first is not None and extra == first.tree.num_drafts - len(first.path):
         yield "kv-not-rolled-back", f"{reason}: as many as drafts were rejected"
     if abs(extra) == 1:
@@ -465,9 +480,9 @@ def _of_paths(path: tuple[int, ...], right: tuple[int, ...], number: Any) -> Ite
 
 def _repeatable(scene: Scene) -> Iterator[Reason]:
     case = scene.case
-    yield "static-buffer-stale", "a first request is answered rightly, the same one after others is not"
-    if isinstance(case, StopCase) and not case.rounds:
+    if isinstance(case, StopCase) and scene.fails_with(replace(case, rounds=())):
         yield "chunked-prefill/prefix-cache", "no draft is needed: what is kept of an earlier prompt is enough"
+    yield "static-buffer-stale", "a first request is answered rightly, the same one after others is not"
     yield "loop-state-stale", "a first request is answered rightly, the same one after others is not"
 
 

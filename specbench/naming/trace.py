@@ -93,8 +93,8 @@ def differing(actual: Trace, right: Trace, tolerance: float) -> list[Leaf]:
     """The leaves in which two traces differ, in order: other values, or leaves that only one of them has."""
     mine, others = actual.leaves, right.leaves
     found = {leaf for leaf in mine.keys() | others.keys() if not same(mine.get(leaf), others.get(leaf), tolerance)}
-    order = {leaf: idx for idx, leaf in enumerate([*mine, *others])}
-    return sorted(found, key=order.__getitem__)
+    order = {leaf: idx for idx, leaf in enumerate(dict.fromkeys([*mine, *others]))}
+    return sorted(found, key=lambda leaf: (leaf.number, order[leaf]))
 
 
 def equal(one: Leaves, other: Leaves, tolerance: float) -> bool:
