@@ -5,7 +5,6 @@ What was measured on them is added by `fault_report`.
 
 from __future__ import annotations
 
-import importlib
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from specbench.reference.faults.fault import Fault
 
 MODULE = "specbench.reference.faults.bank"
-EQUIVALENT = "specbench.reference.faults.equivalent"
 WIDTH = 124
 
 # The classes of faults that real implementations shipped, in the order of the catalogue, and what each is.
@@ -100,14 +98,6 @@ def catalogue(faults: Iterable[Fault], equivalent: Sequence[Fault]) -> list[str]
             [(f"`{one.id}`", one.fault_class, one.sentence, one.shows_when) for one in equivalent],
         )
     return lines
-
-
-def equivalent_faults() -> list[Fault]:
-    """Those that no input shows, kept apart from the bank."""
-    try:
-        return list(importlib.import_module(EQUIVALENT).EQUIVALENT.values())
-    except ModuleNotFoundError:
-        return []
 
 
 def markdown_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

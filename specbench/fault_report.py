@@ -15,8 +15,9 @@ from pathlib import Path
 from statistics import median
 
 import specbench
-from specbench.fault_catalogue import CLASSES, catalogue, equivalent_faults, markdown_table
+from specbench.fault_catalogue import CLASSES, catalogue, markdown_table
 from specbench.fault_run import BANK, LIMIT, PROFILE, SUBJECT, FaultResult, Naming, faults_of, run_faults
+from specbench.reference.faults.equivalent import EQUIVALENT
 from specbench.reference.faults.fault import Fault
 
 SCHEMA = 1
@@ -188,7 +189,7 @@ def renew(file: Path) -> None:
 
 
 def _catalogue() -> list[str]:
-    return [*catalogue(faults_of(BANK).values(), equivalent_faults()), ""]
+    return [*catalogue(faults_of(BANK).values(), EQUIVALENT), ""]
 
 
 def _cells(result: FaultResult) -> tuple[str, ...]:

@@ -19,11 +19,12 @@ import pytest
 
 from specbench import cli, fault_report, fault_run
 from specbench.claims import CLAIMS
-from specbench.fault_catalogue import CLASSES, catalogue, equivalent_faults
+from specbench.fault_catalogue import CLASSES, catalogue
 from specbench.fault_report import MEASURED, FaultRun
 from specbench.fault_run import FaultResult, Naming, choose, judge_fault, part_named, run_faults
 from specbench.naming.suspect import Suspect
 from specbench.reference.faults.bank import FAULTS as BANK
+from specbench.reference.faults.equivalent import EQUIVALENT
 from specbench.reference.faults.fault import Fault
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
@@ -295,7 +296,7 @@ def test_every_class_of_the_bank_is_explained() -> None:
 def test_the_page_lists_every_fault_as_the_bank_has_it() -> None:
     kept = PAGE.read_text("utf-8").partition(f"\n{MEASURED}\n")[0].splitlines()
     command = "specbench faults --list --markdown docs/faults.md"
-    assert kept == catalogue(BANK.values(), equivalent_faults()), f"docs/faults.md is behind the bank: run `{command}`"
+    assert kept == catalogue(BANK.values(), EQUIVALENT), f"docs/faults.md is behind the bank: run `{command}`"
 
 
 def exit_of(line: str) -> int:
@@ -332,7 +333,7 @@ def test_list_judges_nothing_and_renews_the_catalogue(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == (
         "cousin_leak   mask-leak  tree.mask  width at depth two\nsibling_leak  mask-leak  tree.mask\n"
     )
-    assert file.read_text("utf-8").splitlines() == catalogue(BANK.values(), equivalent_faults())
+    assert file.read_text("utf-8").splitlines() == catalogue(BANK.values(), EQUIVALENT)
 
 
 MESSAGES = {
