@@ -474,7 +474,6 @@ CLAIMS: dict[str, Claim] = {
             "give every row of a ragged batch the output of its solo run",
             ("generate_batch", "oracle"),
             "padding, unequal accept lengths, rows without drafts",
-            share=0.5,
         ),
         Claim(
             "batch.join",
@@ -482,7 +481,6 @@ CLAIMS: dict[str, Claim] = {
             "give rows that finish early, are condensed away or join late the output of their solo runs",
             ("generate_batch", "oracle"),
             "row indices after the batch is condensed or grows",
-            share=0.5,
         ),
         Claim(
             "ranks.agree",

@@ -122,7 +122,7 @@ def controls(args: argparse.Namespace, pytest_args: list[str]) -> int:
     from specbench import control_run, fault_run
     from specbench.loading import TargetError
 
-    names = {one: one for one in args.targets} or control_run.NAMES
+    names = {one: control_run.NAMES.get(one, one) for one in args.targets} or control_run.NAMES
     num_workers = args.workers or fault_run.default_workers()
     try:
         if args.json is not None:

@@ -12,8 +12,7 @@ import shlex
 import sys
 import time
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 import torch
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -50,7 +49,7 @@ MAX_CHECKS = 400
 MAX_CHECKS_REAL = 10
 NUM_LOOKED_AT = 6  # cases of a claim that nobody has judged yet, while a failure above it is named
 SECONDS_NAMING = 60  # of a run
-NUM_COMPARED = 8  # cases that passed, and further ones, on which a suspected fault has to do what the target does
+NUM_COMPARED = 12  # further cases of a claim, on which a suspected fault has to do what the target does
 
 
 class Failed(Exception):
@@ -210,7 +209,6 @@ class RunSession:
 
     def _check_drawn(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:
         failing: list[Case] = []
-        passing: deque[Case] = deque(maxlen=_num_compared(claim))
         draw = seed(zlib.crc32(f"{self.run.seed} {claim.id} {subject.name}".encode()))
         num_examples = self.profile.max_examples * subject.bank.share_of_examples * claim.share
         how = _drawing(math.ceil(num_examples))
@@ -219,7 +217,6 @@ class RunSession:
             trial = record if not failing else ClaimRecord(claim.id, subject.name)  # a second look is not counted
             try:
                 self._check(claim, subject, case, trial)
-                passing.append(case)
             except Violation:
                 failing.append(case)
                 raise
@@ -233,7 +230,7 @@ class RunSession:
         try:
             run()
         except Violation as violation:
-            self._fail(violation, claim, subject, failing[-1], record, others=passing)
+            self._fail(violation, claim, subject, failing[-1], record)
         except Flaky:
             if not failing:
                 raise
@@ -288,10 +285,7 @@ class RunSession:
         record: ClaimRecord,
         *,
         reduce: bool = True,
-        others: Iterable[Case] = (),
     ) -> None:
-        """others: cases of the claim that do not fail."""
-        found = case
         if reduce:
             case, violation = self._reduced(violation, claim, subject, case)
         replay = f"{claim.id}@{subject.name}@{encode(case)}"
@@ -302,14 +296,13 @@ class RunSession:
         record.verdict, record.replay, record.shrunk_drafts = BUG, replay, case.num_drafts
         record.message = render(violation, claim, case, subject=subject.name, run=self.run, command=command)
         if self._naming:  # last of all: a target that hangs while it is looked at has its verdict already
-            others = [found, *others, *self._drawn(claim, subject)]
-            record.likely = self._named(Finding(claim.id, case, violation), subject, others)
+            record.likely = self._named(Finding(claim.id, case, violation), subject)
             record.message = render(
                 violation, claim, case, subject=subject.name, run=self.run, command=command, likely=record.likely
             )
         raise Failed(record.message) from None
 
-    def _named(self, finding: Finding, subject: Subject, others: Sequence[Case]) -> str:
+    def _named(self, finding: Finding, subject: Subject) -> str:
         """What the fault is likely to be. What a claim below explains is named there, once, and a column in which
         nothing can be compared goes by the exact one."""
         known = self._evidence.get((finding.claim, subject.name))
@@ -322,7 +315,7 @@ class RunSession:
             root, held = root_of(finding, lambda claim: self._look(claim, subject))
             known = self._evidence.get((root.claim, subject.name))
             if known is None:
-                known = examine(subject, root, held=held, others=others if root is finding else ())
+                known = examine(subject, root, held=held, others=self._drawn(CLAIMS[root.claim], subject))
                 self._evidence[root.claim, subject.name] = known
             self._evidence[finding.claim, subject.name] = known
             self._seconds_naming += time.perf_counter() - started
@@ -342,11 +335,12 @@ class RunSession:
         return self._looks[claim_id, subject.name]
 
     def _drawn(self, claim: Claim, subject: Subject) -> list[Case]:
-        """Some more cases of a claim, whatever the target makes of them."""
+        """Some more cases of a claim, whatever the target makes of them: the same in every run, and in a replay."""
         drawn: list[Case] = []
         if not subject.bank.real and claim.id not in ("kv.machine", "tree.long"):  # they take their time
             draw = given(strategy_for(claim.id, subject))
-            seed(1)(_drawing(_num_compared(claim))(draw(lambda case: drawn.append(case))))()
+            num_cases = math.ceil(NUM_COMPARED * claim.share)
+            seed(1)(_drawing(num_cases)(draw(lambda case: drawn.append(case))))()
         return drawn
 
     def _drawn_look(self, claim: Claim, subject: Subject) -> Finding | bool:
@@ -431,10 +425,6 @@ class RunSession:
                     f"threshold {threshold}: {100 * equal / total:.1f} % of {total} tokens equal plain decoding"
                 )
         record.detail = "; ".join(parts)
-
-
-def _num_compared(claim: Claim) -> int:
-    return math.ceil(NUM_COMPARED * claim.share)
 
 
 def _drawing(max_examples: int) -> settings:

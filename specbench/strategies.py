@@ -313,6 +313,9 @@ def batch_cases(draw: Draw, subject: Subject, *, joins: bool) -> BatchCase:
     place["model"] = draw(st.sampled_from(models), label="model of the batch")
     vocab_size = subject.vocab_size(place["model"])
     rows: list[BatchRequest] = []
+    # One tree for all rows, each accepted at another node: what belongs to one row's path then fits into another's.
+    one_tree = draw(trees(vocab_size, root=0, min_drafts=3, max_drafts=8))
+    has_one_tree = draw(st.integers(0, 3), label="all rows draft one tree") == 3
     penalties = draw(st.sampled_from((ROW_PENALTIES[:1], *(ROW_PENALTIES,) * 3)), label="penalties")
     num_rows = draw(st.sampled_from((2, 3, 3, 3, 4, 4) if closes_up else BATCH_SIZES), label="rows")
     last = num_rows - 1
@@ -321,15 +324,17 @@ def batch_cases(draw: Draw, subject: Subject, *, joins: bool) -> BatchCase:
         prompt = draw(prompts(vocab_size))
         if rows and draw(st.integers(0, 4), label=f"prompt of row 0 in row {row}") == 4 and not closes_up:
             prompt = rows[0].prompt
-        lengths = range(1, 11)
+        lengths: tuple[int, ...] = (1, 2, *range(3, 11), *range(3, 11))  # a second round shows what the first has left
         if closes_up:
             soon_done = row == 0 or (row == last and how == "ends")
-            lengths = range(1, 2 if how == "ends" else 3) if soon_done else range(6, 11)
+            lengths = tuple(range(1, 2 if how == "ends" else 3) if soon_done else range(6, 11))
         max_new_tokens = draw(st.sampled_from(lengths), label=f"length of row {row}")
-        rounds = []
-        for _ in range(draw(st.integers(0, 2), label=f"rounds of row {row}") if "build" in subject.has else 0):
-            tokens, parents = draw(trees(vocab_size, root=0, max_drafts=12))
-            rounds.append(CommitRound(tokens, parents, draw(st.integers(0, len(tokens) - 1), label="accept")))
+        num_rounds = draw(st.sampled_from((0, 1, 1, 2, 2)), label=f"rounds of row {row}")
+        rounds = [draw(scripted_rounds(vocab_size, max_drafts=12)) for _ in range(num_rounds)]
+        if has_one_tree:
+            rounds = [CommitRound(*one_tree, draw(st.integers(1, len(one_tree[0]) - 1), label="accept"))]
+        if "build" not in subject.has:
+            rounds = []
         arrival = draw(st.sampled_from((0, 0, 1, 2, 4)), label=f"arrival of row {row}") if joins else 0
         eos_idx = draw(st.sampled_from((*(-1,) * 8, *range(8))), label=f"end token of row {row}") if joins else -1
         drawn = draw(st.sampled_from(penalties), label=f"penalties of row {row}")
@@ -524,7 +529,9 @@ def drafter_cases(
         accepts=tuple(accepts),
         followers=tuple(followers),
         other_at=draw(st.sampled_from((*(-1,) * (len(accepts) + 1), *range(len(accepts)))), label="other request"),
-        max_nodes=draw(st.sampled_from((2, 3, 4) if with_law else (*(16, 8, 5, 3) * 3, 2, 1, 0)), label="max_nodes"),
+        max_nodes=draw(
+            st.sampled_from((2, 3, 4, 6, 6) if with_law else (*(16, 8, 5, 3) * 3, 2, 1, 0)), label="max_nodes"
+        ),
         max_depth=draw(st.sampled_from((2, 1) if with_law else (*(4, 3, 2) * 3, 1, 0)), label="max_depth"),
         temperature=draw(st.sampled_from((100, 50, 200, 10) if with_law else (0, 100, 50)), label="temperature"),
         seed=draw(st.integers(0, 999), label="seed"),

@@ -194,7 +194,9 @@ def test_a_replay_in_isolation_tells_the_same_story(server: Server) -> None:
 def test_an_isolated_run_finds_what_a_run_in_this_process_finds(server: Server) -> None:
     fault = "specbench.reference.faults.bank:sibling_leak"
     apart = session(server, fault)
-    here = RunSession(load_target(fault), model="none", profile=FEW, seed=5, device="cpu", timeout=0, on_hang=print)
+    here = RunSession(
+        load_target(fault), model="none", profile=FEW, seed=5, device="cpu", timeout=0, on_hang=print, naming=True
+    )
     texts = [failure(lambda one=one: one.judge("tree.mask", "tiny-fp64")) for one in (apart, here)]  # type: ignore[misc]
     apart.close()
     assert texts[0] == texts[1]

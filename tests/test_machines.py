@@ -23,7 +23,7 @@ from specbench.reference.target import ReferenceTarget
 from specbench.tree import DraftTree
 
 SUBJECT: Any = SimpleNamespace(
-    bank=SimpleNamespace(num_models=3),
+    bank=SimpleNamespace(num_models=3, model=lambda idx: SimpleNamespace(layer_windows=())),
     vocab_size=lambda idx: 5 + idx,
     has=frozenset({"build"}),
     cache_kinds=("contiguous", "ring"),

@@ -228,3 +228,8 @@ def test_a_target_that_drafts_for_itself_accepts_all_in_every_control(control: s
     """A claim in which one case of twelve shows what a control does to a drafter that is told what was accepted."""
     record = session_on(CONTROLS[control].make(), seed=11).judge("drafter.self_draft", "tiny-fp64")
     assert record.verdict == EQUAL
+
+
+def test_the_page_of_controls_names_each_of_them() -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "controls.md").read_text("utf-8")
+    assert [one for one in CONTROLS if f"`{one}`" not in page] == []

@@ -608,7 +608,7 @@ def test_the_verifier_in_c_is_equal(tmp_path: Path) -> None:
     session = judged(compiled(tmp_path, VERIFY_ENGINE), "greedy.walk")
     assert (session.run.verdict_of("greedy.walk"), session.run.claims[0].num_cases) == (
         "EQUAL",
-        profile_named("quick").max_examples,
+        profile_named("quick").max_examples + 142,  # every small walk besides
     )
 
 

@@ -109,7 +109,9 @@ def examine(subject: Subject, finding: Finding, *, held: Collection[str] = (), o
     matches = []
     if any(one.wrong for one in pairs):
         matches = matches_of(subject, finding.claim, pairs, used, FAULTS.values())
-    reasons = classes_of(Scene(subject, finding, pairs[0] if pairs else None, held))
+    reasons: list[Reason] = []
+    if not isinstance(finding.violation, Misbehaviour):  # what raises has no shape, and is not to be tried further
+        reasons = classes_of(Scene(subject, finding, pairs[0] if pairs else None, held))
     seconds = time.perf_counter() - started
     return Evidence(finding, matches, reasons, round_seen=_round_seen(pairs), seconds=seconds)
 

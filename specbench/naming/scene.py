@@ -10,7 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.cases import BatchCase, Case, ChunkCase, CommitCase, CommitRound, LongCase, TreeCase, tokens_of
+from specbench.cases import (
+    BatchCase,
+    Case,
+    ChunkCase,
+    CommitCase,
+    CommitRound,
+    DrafterCase,
+    LongCase,
+    TreeCase,
+    tokens_of,
+)
 from specbench.checks import CHECKS
 from specbench.claims import Violation
 from specbench.compare import max_error
@@ -156,12 +166,16 @@ class Scene:
         highest = max(tokens_of(self.case), default=0)
         usable = [idx for idx in range(bank.num_models) if bank.model(idx).vocab_size > highest]
         failing = {idx for idx in usable if self._fails_on(model=idx)}
-        if not failing or len(failing) == len(usable):
+        if len(failing) < 2 or len(failing) == len(usable):  # one model has more than one thing of its own
             return ""
-        for kind, has in _MODEL_KINDS.items():
-            if all(has(bank.model(idx)) for idx in failing) and not all(has(bank.model(idx)) for idx in usable):
-                return kind
-        return ""
+        kinds = [
+            kind
+            for kind, has in _MODEL_KINDS.items()
+            if all(has(bank.model(idx)) for idx in failing) and not all(has(bank.model(idx)) for idx in usable)
+        ]
+        if len(kinds) > 1 and self.case.cache != "ring":
+            return kinds[1]  # a window matters to what slides; elsewhere the other kind is what these have in common
+        return kinds[0] if kinds else ""
 
     def _needed(self, name: str) -> tuple[str, ...]:
         known = self.subject.cache_kinds if name == "cache" else self.subject.layouts
@@ -209,6 +223,28 @@ class Scene:
         return not self.fails_with(replace(rich, rounds=same, next_roots=roots, cut=0)) and any(
             self.fails_with(replace(rich, rounds=one, next_roots=roots, cut=0)) for one in other
         )
+
+    def num_drafted(self, case: DrafterCase) -> int:
+        """Drafted nodes for the prompt of a case; 0 where nothing comes of it."""
+        tree = self._draft(case)
+        return 0 if tree is None else tree.num_drafts
+
+    @property
+    def drafts_near_best(self) -> bool:
+        """Whether the first level of a draft holds some of the model's four best tokens."""
+        case = self.case
+        tree = self._draft(case) if isinstance(case, DrafterCase) else None
+        if tree is None or not tree.num_drafts:
+            return False
+        best = self.subject.rows(case, case.prompt)[-1].topk(min(4, self.subject.vocab_size(case.model))).indices
+        return any(tree.token_list[child] in best.tolist() for child in tree.children(0))
+
+    def _draft(self, case: DrafterCase) -> DraftTree | None:
+        try:
+            probe = self.subject.open_drafter(case)
+            return probe.draft(list(case.prompt), max_nodes=case.max_nodes, max_depth=case.max_depth)
+        except (Violation, NotTested, TargetError):
+            return None
 
     @property
     def needs_left_padding(self) -> bool:

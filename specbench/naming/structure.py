@@ -28,7 +28,7 @@ from specbench.cases import (
 from specbench.checks.cache import planned
 from specbench.compare import max_error, scale_of
 from specbench.naming.fingerprint import Pair
-from specbench.naming.scene import Scene, leaves_of
+from specbench.naming.scene import PROMPT, Scene, leaves_of
 from specbench.naming.trace import Leaf
 from specbench.naming.walks import Walked, keeps_at_gap, walked
 from specbench.naming.walks import walk as _walked
@@ -134,7 +134,8 @@ def _seen(scene: Scene) -> Iterator[Reason]:
                 node, num_nodes = int(leaf.part[2]), tree.num_nodes
                 for seen, wanted in zip(*(_supports(one[leaf], num_nodes) for one in (target, right)), strict=True):
                     masses |= _visibility(tree, node, seen, wanted, "puts mass on") | masses
-    for node, seen in (scene.influence if not scene.taps else {}).items():
+    has_drafts = scene.case.num_drafts > 0
+    for node, seen in (scene.influence if has_drafts and not scene.taps else {}).items():
         wanted = tuple(scene.rich_tree.path_to(node))
         masses |= _visibility(scene.rich_tree, node, ((), seen), ((), wanted), "moves with") | masses
     # A leak to what came before is one, however much it shows besides; who sees its own descendants looks ahead.
@@ -147,7 +148,8 @@ def _seen(scene: Scene) -> Iterator[Reason]:
 def _computed(scene: Scene, pair: Pair) -> Iterator[Reason]:
     """What the first layer that is wrong makes of what it sees."""
     names = ("weights", "k", "v", "attention_output", "hidden_state")
-    computed = [leaf for leaf in pair.wrong if leaf.name == "taps" and leaf.part[0] in names]
+    both = pair.target.leaves.keys() & pair.right.leaves.keys()
+    computed = [leaf for leaf in pair.wrong if leaf.name == "taps" and leaf.part[0] in names and leaf in both]
     if not computed:
         return
     first = computed[0]
@@ -305,6 +307,9 @@ def _first_state(scene: Scene, pair: Pair) -> Iterator[Reason]:
     if any(leaf not in target or leaf not in right for leaf in rows):
         yield "kv-off-by-one", "a layer holds too many or too few rows"
         return
+    size = max(_relative(target[leaf], right[leaf]) for leaf in rows)
+    if size < SMALL:
+        yield "dtype/precision", f"rows are off by {size:.1g} of their scale"
     if any(_is_someone_elses(scene, pair, leaf) for leaf in rows):
         yield "kv-wrong-path-compacted", "a row holds what belongs to another node"
     which = {leaf.part[0] for leaf in rows}
@@ -314,9 +319,6 @@ def _first_state(scene: Scene, pair: Pair) -> Iterator[Reason]:
     if len(which) == 1:
         moved, stayed = ("values", "keys") if which == {"k"} else ("keys", "values")
         yield "kv-wrong-path-compacted", f"{moved} are right and {stayed} are not"
-    size = max(_relative(target[leaf], right[leaf]) for leaf in rows)
-    if size < SMALL:
-        yield "dtype/precision", f"rows are off by {size:.1g} of their scale"
     yield "kv-wrong-path-compacted", "the right number of rows, with other content"
     yield "kv-stale-after-reject", "the right number of rows, with other content"
 
@@ -502,6 +504,9 @@ def _processors(scene: Scene) -> Iterator[Reason]:
 def _stop(scene: Scene) -> Iterator[Reason]:
     if "greedy.lossless" not in scene.held:
         return
+    first = next((leaf for leaf in scene.wrong if leaf.part[:1] == ("token",)), None)
+    if scene.claim in ("stop.eos", "stop.max_tokens") and first and first in _both(scene):
+        return  # another token, and not another end
     yield "eos/stop/max-length", "tokens are right up to the end, and the end is not"
 
 
@@ -509,21 +514,63 @@ def _stop(scene: Scene) -> Iterator[Reason]:
 
 
 def _batch(scene: Scene) -> Iterator[Reason]:
+    """A row of a batch is not what it is alone. What the smallest case still has is needed."""
     case = scene.case
-    if scene.needs_left_padding:
+    if not isinstance(case, BatchCase):
+        return
+    rows = case.rows
+    lengths = {len(row.prompt) for row in rows}
+    joins = scene.claim == "batch.join"
+    drafts = any(row.rounds for row in rows) and not scene.fails_with(_without_drafts(case))
+    if any((row.repetition, row.presence, row.frequency) != (100, 0, 0) for row in rows) and not joins:
+        yield "logits-processor-state", "only rows with penalties fail"
+    if case.batch_layout == "left_padded":
         yield "mask-prefix/padding", "only the left-padded layout fails"
-    if scene.claim == "batch.solo" and isinstance(case, BatchCase):
-        yield "batch-cross-talk", "each row alone is right"
-        yield "batch-raggedness", "each row alone is right"
-    yield "batch-cross-talk", "each row alone is right; rows that end or join are needed"
+        yield "position-ids", "only the left-padded layout fails"
+    twins = len({row.prompt for row in rows}) < len(rows)
+    if twins and len(lengths) == 1 and not scene.fails_with(_other_prompts(case)):
+        yield "kv-slot/page-mapping", "only rows with one and the same prompt fail: they share what they must not"
+    if drafts and not joins and "verify.batch" in scene.held:
+        yield "kv-wrong-path-compacted", "only rows with drafts fail, and several trees are verified rightly"
+    if drafts:
+        yield "batch-raggedness", "only rows with drafts fail"
+    if len(lengths) > 1 and not joins:
+        yield "mask-prefix/padding", "prompts of unequal length are needed"
+    yield "batch-cross-talk", "each row alone is right"
+    yield "batch-raggedness", "each row alone is right"
+
+
+def _without_drafts(case: BatchCase) -> BatchCase:
+    return replace(case, rows=tuple(replace(row, rounds=()) for row in case.rows))
+
+
+def _other_prompts(case: BatchCase) -> BatchCase:
+    """The same with another first token in each row."""
+    rows = (replace(row, prompt=(idx % 2, *row.prompt[1:])) for idx, row in enumerate(case.rows))
+    return replace(case, rows=tuple(rows))
 
 
 def _drafter(scene: Scene) -> Iterator[Reason]:
     claim, headline = scene.claim, scene.headline
-    if "must be <" in headline or "vocabulary" in headline:
+    if "(the vocabulary)" in headline:
         yield "tokenizer/vocab", "a token outside the target's vocabulary is drafted"
-    if claim in ("drafter.tree", "drafter.budget"):
+    if claim == "drafter.budget":
         yield "tree-construction", "what is drafted is no tree within its budget"
+    if claim == "drafter.tree" and "drafts what the model says" in headline:
+        if scene.needs.model == "window":
+            yield "sliding-window", "only models with a window fail"
+        if "below node 0," not in headline:
+            yield "tree-construction", "the first level is right, what is drafted below it is not"
+        elif scene.drafts_near_best:
+            yield "tree-construction", "what is drafted first is among the model's best, and not the best of them"
+        yield "tokenizer/vocab", "what is drafted first is not what the model says, though it is said to be"
+        yield "drafter-desync", "what is drafted first is not what the model says, though it is said to be"
+    if claim == "drafter.tree":
+        yield "tree-construction", "what is drafted is no tree, or not the one that it is said to be"
+    if claim == "drafter.law" and ("coin" in headline or "independent" in headline or "uniform" in headline):
+        yield "rng/seed", "one coin decides what several should"
+    if claim == "drafter.law" and "nan" in headline.lower():
+        yield "dtype/precision", "draft_probs hold NaN"
     if claim == "drafter.law":
         yield "q-not-matching", "draft_probs are not the law that drafts are drawn from"
         yield "sampling-params-one-side", "draft_probs are not the law that drafts are drawn from"
@@ -539,9 +586,29 @@ def _drafter(scene: Scene) -> Iterator[Reason]:
             yield "loop-state-stale", "what was read before changes the draft"
             yield "batch-cross-talk", "what another request read changes the draft"
     if claim == "drafter.state" and isinstance(scene.case, DrafterCase):
-        yield "drafter-desync", "after a history of accepts it drafts unlike a fresh drafter"
-        yield "kv-off-by-one", "after a history of accepts it drafts unlike a fresh drafter"
+        yield from _histories(scene, scene.case)
     yield "drafter-desync", "the target as its own drafter is refused"
+
+
+def _histories(scene: Scene, case: DrafterCase) -> Iterator[Reason]:
+    """Which single rounds leave a drafter in another state than a fresh one."""
+    if case.temperature:
+        yield "rng/seed", "only drafts at a temperature fail: coins depend on what came before"
+        return
+    vocab_size = scene.subject.vocab_size(case.model)
+    prompt = tuple(token % vocab_size for token in PROMPT)
+    plain = replace(case, prompt=prompt, other_at=-1, followers=(1,), max_nodes=16, max_depth=4)
+    drafted = scene.num_drafted(plain)
+    kinds = {"refused": (0,), "first": (1,), "sideways": (2,), "deepest": (drafted,), "plain": (-1,)}
+    failing = {name for name, accepts in kinds.items() if scene.fails_with(replace(plain, accepts=accepts))}
+    if failing == set(kinds):
+        yield "position-ids", "any second round fails"
+    elif failing and failing <= {"deepest"}:
+        yield "kv-off-by-one", "only a full accept leaves it behind"
+    elif failing == {"sideways"}:
+        yield "kv-wrong-path-compacted", "only an accept off the leftmost path fails"
+    yield "drafter-desync", "after a history of accepts it drafts unlike a fresh drafter"
+    yield "kv-off-by-one", "after a history of accepts it drafts unlike a fresh drafter"
 
 
 def _always(fault_class: str, reason: str) -> Callable[[Scene], Iterator[Reason]]:
@@ -567,6 +634,11 @@ _by_claim: dict[str, Callable[[Scene], Iterator[Reason]]] = {
     "metrics.acceptance": _always("metric-wrong", "the tokens are right, and the reported number is not the rounds'"),
     "threshold.consistency": _threshold,
 }
+
+
+def _both(scene: Scene) -> set[Leaf]:
+    """Leaves that the target and the good decoder both have."""
+    return set() if scene.pair is None else scene.pair.target.leaves.keys() & scene.pair.right.leaves.keys()
 
 
 def _longest(case: WalkCase) -> tuple[int, ...]:
