@@ -332,7 +332,8 @@ def batch_cases(draw: Draw, subject: Subject, *, joins: bool) -> BatchCase:
         num_rounds = draw(st.sampled_from((0, 1, 1, 2, 2)), label=f"rounds of row {row}")
         rounds = [draw(scripted_rounds(vocab_size, max_drafts=12)) for _ in range(num_rounds)]
         if has_one_tree:
-            rounds = [CommitRound(*one_tree, draw(st.integers(1, len(one_tree[0]) - 1), label="accept"))]
+            tokens, parents = one_tree
+            rounds = [CommitRound(tokens, parents, draw(st.integers(1, len(tokens) - 1), label="accept"))]
         if "build" not in subject.has:
             rounds = []
         arrival = draw(st.sampled_from((0, 0, 1, 2, 4)), label=f"arrival of row {row}") if joins else 0

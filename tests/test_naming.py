@@ -223,8 +223,9 @@ def test_ranking_puts_what_reproduces_everything_before_what_only_looks_like_it(
 
 def test_the_line_names_the_first_suspect_and_the_classes_behind_it() -> None:
     suspects = [Suspect("a", "x", "does this"), Suspect("b", "", "looks so"), Suspect("c", "", "or so")]
-    assert as_line(suspects) == "a (x): does this; less likely: b, c"
-    assert as_line(suspects[1:2]) == "b: looks so"
+    assert as_line(suspects) == "a (x): does this"
+    assert as_line([*suspects[:1], Suspect("d", "y", "does so too")]) == "a (x): does this; less likely: d"
+    assert as_line(suspects[1:]) == "b: looks so; less likely: c"
     assert as_line([]) == "unknown"
 
 

@@ -163,7 +163,7 @@ FAULTS = (
     Fault(
         "value_scales_not_moved",
         "kv-wrong-path-compacted",
-        "the same, for the scales of values only",
+        "a commit gathers the codes of int8 rows and the scales of keys, and leaves those of values where they were",
         "an accepted path that is not the first rows in memory",
         "kv.commit",
         target=lambda: CacheTarget("int8", _ValueScalesLeftBehind),

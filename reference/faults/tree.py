@@ -308,7 +308,7 @@ FAULTS = (
     Fault(
         "best_left_out_below",
         "tree-construction",
-        "the same below drafted nodes only",
+        "ranks are counted from one below drafted nodes: their most probable token is never drafted",
         "a draft of two levels",
         "drafter.tree",
         target=drafting(lambda model: ModelDrafter(model, widths=(1, 1), first_ranks=(0, 1)), itself=True),

@@ -233,7 +233,9 @@ class Scene:
     def drafts_near_best(self) -> bool:
         """Whether the first level of a draft holds some of the model's four best tokens."""
         case = self.case
-        tree = self._draft(case) if isinstance(case, DrafterCase) else None
+        if not isinstance(case, DrafterCase):
+            return False
+        tree = self._draft(case)
         if tree is None or not tree.num_drafts:
             return False
         best = self.subject.rows(case, case.prompt)[-1].topk(min(4, self.subject.vocab_size(case.model))).indices

@@ -23,8 +23,9 @@ class Suspect:
 
 
 def as_line(suspects: Sequence[Suspect]) -> str:
-    """What a failure says: the first suspect, and the next two by class alone."""
+    """What a failure says: the first suspect, and the next two by class alone. Behind a planted fault that gives the
+    same numbers only others of that kind count."""
     if not suspects:
         return UNKNOWN
-    others = ", ".join(one.fault_class for one in suspects[1:3])
+    others = ", ".join(one.fault_class for one in suspects[1:3] if one.fault or not suspects[0].fault)
     return f"{suspects[0]}{f'; less likely: {others}' if others else ''}"
