@@ -419,8 +419,18 @@ MINIMAL = {
 @pytest.mark.parametrize("claim", MINIMAL)
 def test_the_smallest_batch_of_two_is_two_smallest_rows(claim: str) -> None:
     once = settings(phases=[Phase.generate, Phase.shrink], **QUIET)
-    found = find(strategy_for(claim, subject()), lambda case: num_rows(case) > 1, settings=once, random=Random(0))
-    assert found == MINIMAL[claim]
+    two = find(
+        strategy_for(claim, subject()),
+        lambda case: num_rows(case) > 1 and not closes_up(case),
+        settings=once,
+        random=Random(0),
+    )
+    assert two == MINIMAL[claim]
+
+
+def closes_up(case: Any) -> bool:
+    """Whether a row that is soon done leaves others with far to go: such batches are drawn in a way of their own."""
+    return isinstance(case, BatchCase) and any(row.max_new_tokens > 5 for row in case.rows[1:])
 
 
 def num_rows(case: Any) -> int:

@@ -348,11 +348,8 @@ def test_equal_seeds_give_equal_records_whether_or_not_it_is_ci() -> None:
 def test_another_seed_draws_other_cases_in_ci() -> None:
     both = [on(FAULT, "judged_by", f"--hypothesis-seed={seed}", environment=(("CI", "true"),)) for seed in (9, 10)]
     (first,), (second,) = map(facts, both)
-    assert (first["verdict"], first["num_cases"], second["num_cases"]) == (
-        "EQUAL",
-        154,
-        154,
-    )  # 12 drawn ones and every small walk
+    # 12 drawn ones and every small walk
+    assert (first["verdict"], first["num_cases"], second["num_cases"]) == ("EQUAL", 154, 154)
     assert first["num_nodes"] != second["num_nodes"]
 
 
