@@ -89,15 +89,16 @@ class TiedModel(WrappedModel):
 
 
 def _drafter(case: GenerationCase, model: TiedModel, rank: int) -> ScriptedDrafter:
-    """Rank 0 plays the case's script. The others play it with other tokens and a node less in each tree, and expect
-    what plain decoding says on their own rank."""
+    """Rank 0 plays the case's script. The others play it with other tokens and a node less in each tree, or without
+    any draft, and expect what plain decoding says on their own rank."""
     rounds = case.rounds if rank == 0 else [_other_seed(one, model.vocab_size) for one in case.rounds]
     plain = Decoder(model).generate(case.prompt, max_new_tokens=case.max_new_tokens + 3).tokens
     return ScriptedDrafter([*case.prompt, *plain], scripts_of(rounds), vocab_size=model.vocab_size)
 
 
 def _other_seed(one: CommitRound, vocab_size: int) -> CommitRound:
-    num_nodes = max(1, len(one.tokens) - 1)
+    # By the size of the tree one node less or no draft at all, so that a short script holds both.
+    num_nodes = max(1, len(one.tokens) - 1) if len(one.tokens) % 2 else 1
     tokens = tuple((token + 1) % vocab_size for token in one.tokens[:num_nodes])
     return replace(one, tokens=tokens, parents=one.parents[:num_nodes], accept=min(one.accept, num_nodes - 1))
 
