@@ -166,13 +166,15 @@ class Scene:
         highest = max(tokens_of(self.case), default=0)
         usable = [idx for idx in range(bank.num_models) if bank.model(idx).vocab_size > highest]
         failing = {idx for idx in usable if self._fails_on(model=idx)}
-        if len(failing) < 2 or len(failing) == len(usable):  # one model has more than one thing of its own
+        if not failing or len(failing) == len(usable):
             return ""
         kinds = [
             kind
             for kind, has in _MODEL_KINDS.items()
             if all(has(bank.model(idx)) for idx in failing) and not all(has(bank.model(idx)) for idx in usable)
         ]
+        if len(failing) == 1 and "groups" in kinds:
+            kinds.remove("groups")  # one model has more than one thing of its own
         if len(kinds) > 1 and self.case.cache != "ring":
             return kinds[1]  # a window matters to what slides; elsewhere the other kind is what these have in common
         return kinds[0] if kinds else ""

@@ -36,6 +36,7 @@ from specbench.tree import DraftTree
 
 Visible = tuple[tuple[int, ...], tuple[int, ...]]  # prefix rows and nodes
 Reason = tuple[str, str]  # a fault class and why it is suspected
+MIN_ROWS_OF_CAPACITY = 3  # what a wrong computation needs to show at the most
 SMALL = 0.02  # of the scale: what rounding or a slightly wrong constant does
 
 # What is wrong with what rows see and where they stand, in the order in which it decides.
@@ -166,6 +167,9 @@ def _computed(scene: Scene, pair: Pair) -> Iterator[Reason]:
         yield "position-ids", "keys are wrong and values are right: what turns keys is the position"
     if "weights" in here and "k" not in here and not _root_is_wrong(computed):
         yield "position-ids", "keys are right, and the weights of drafted rows alone are wrong"
+    num_rows = len(getattr(scene.case, "prompt", ())) + scene.case.num_drafts
+    if num_rows > MIN_ROWS_OF_CAPACITY:  # smaller cases were tried and hold
+        yield "capacity/out-of-range", f"it takes {num_rows} rows: fewer are right"
     if "weights" in here or "attention_output" in here:
         yield "GQA-head-mapping", "keys and values are right, what the heads make of them is not"
     yield "dtype/precision", "what is seen is right, what is computed from it is not"
@@ -253,12 +257,12 @@ def _rows_of_logits(scene: Scene) -> Iterator[Reason]:
 
 def _cache(scene: Scene) -> Iterator[Reason]:
     needs, claim = scene.needs, scene.claim
-    if scene.needs_other_trees:
-        yield "static-buffer-stale", "rounds of one and the same tree are right, a tree after another one is not"
     if needs.model == "recurrence":
         yield "recurrent-state-rollback", "only models with recurrent layers fail"
     if needs.model == "window":
         yield "sliding-window", "only models with a window fail"
+    if claim == "kv.commit" and scene.needs_other_trees:
+        yield "static-buffer-stale", "rounds of one and the same tree are right, a tree after another one is not"
     if claim == "kv.abort":
         yield "abort-path", "a round that was dropped leaves something behind"
     if claim == "kv.chunked":
@@ -435,6 +439,12 @@ def _verify_batch(scene: Scene) -> Iterator[Reason]:
     for leaf in leaves_of(scene.wrong, "verify_batch"):
         if leaf.part == ("bonus_token",) and scene.actual(leaf) in (0, -1) and len(sizes) > 1:
             yield "accept-padding/placeholder", "behind a smaller tree the padding token is emitted"
+    answers = [
+        {leaf: value for leaf, value in trace.leaves.items() if leaf.name == "verify_batch" and leaf.part == ("path",)}
+        for trace in ((scene.pair.target, scene.pair.right) if scene.pair else ())
+    ]
+    if answers and sorted(answers[0].values()) == sorted(answers[1].values()):
+        yield "batch-cross-talk", "the answers are right and stand in another order"
     yield "batch-raggedness", "each tree alone is verified rightly, several of unequal size or path are not"
     yield "batch-cross-talk", "each tree alone is verified rightly, several are not"
 
@@ -443,6 +453,9 @@ def _verify_batch(scene: Scene) -> Iterator[Reason]:
 
 
 def _lossless(scene: Scene) -> Iterator[Reason]:
+    tokens = [leaf for leaf in scene.wrong if leaf.part[:1] == ("token",)]
+    if tokens and not any(leaf in _both(scene) for leaf in tokens):
+        yield "eos/stop/max-length", "every token is right, and there are too many or too few of them"
     yield from _first_round(scene)
     if {"tree.logits", "greedy.walk"} <= scene.held:
         yield "loop-state-stale", "a round alone is right, several in a row are not"
@@ -527,14 +540,15 @@ def _batch(scene: Scene) -> Iterator[Reason]:
     if case.batch_layout == "left_padded":
         yield "mask-prefix/padding", "only the left-padded layout fails"
         yield "position-ids", "only the left-padded layout fails"
-    twins = len({row.prompt for row in rows}) < len(rows)
-    if twins and len(lengths) == 1 and not scene.fails_with(_other_prompts(case)):
-        yield "kv-slot/page-mapping", "only rows with one and the same prompt fail: they share what they must not"
+    if "made behind another text" in scene.headline:
+        yield "batch-cross-talk", "a row verifies what was drafted for another one"
+    if len({row.max_new_tokens for row in rows}) > 1 and not scene.fails_with(_of_one_length(case)):
+        yield "batch-cross-talk", "rows that go on while others end are needed"
     if drafts and not joins and "verify.batch" in scene.held:
         yield "kv-wrong-path-compacted", "only rows with drafts fail, and several trees are verified rightly"
     if drafts:
         yield "batch-raggedness", "only rows with drafts fail"
-    if len(lengths) > 1 and not joins:
+    if len(lengths) > 1 and not joins and not scene.fails_with(_prompts_of_one_length(case)):
         yield "mask-prefix/padding", "prompts of unequal length are needed"
     yield "batch-cross-talk", "each row alone is right"
     yield "batch-raggedness", "each row alone is right"
@@ -544,10 +558,14 @@ def _without_drafts(case: BatchCase) -> BatchCase:
     return replace(case, rows=tuple(replace(row, rounds=()) for row in case.rows))
 
 
-def _other_prompts(case: BatchCase) -> BatchCase:
-    """The same with another first token in each row."""
-    rows = (replace(row, prompt=(idx % 2, *row.prompt[1:])) for idx, row in enumerate(case.rows))
-    return replace(case, rows=tuple(rows))
+def _of_one_length(case: BatchCase) -> BatchCase:
+    longest = max(row.max_new_tokens for row in case.rows)
+    return replace(case, rows=tuple(replace(row, max_new_tokens=longest) for row in case.rows))
+
+
+def _prompts_of_one_length(case: BatchCase) -> BatchCase:
+    shortest = min(len(row.prompt) for row in case.rows)
+    return replace(case, rows=tuple(replace(row, prompt=row.prompt[-shortest:]) for row in case.rows))
 
 
 def _drafter(scene: Scene) -> Iterator[Reason]:
@@ -569,8 +587,13 @@ def _drafter(scene: Scene) -> Iterator[Reason]:
         yield "tree-construction", "what is drafted is no tree, or not the one that it is said to be"
     if claim == "drafter.law" and ("coin" in headline or "independent" in headline or "uniform" in headline):
         yield "rng/seed", "one coin decides what several should"
-    if claim == "drafter.law" and "nan" in headline.lower():
-        yield "dtype/precision", "draft_probs hold NaN"
+    if claim == "drafter.law" and "is no law" in headline:
+        yield "dtype/precision", "a row of draft_probs holds what is no probability"
+    total = re.search(r" sums to ([0-9.e-]+)", headline) if claim == "drafter.law" else None
+    if total and abs(float(total[1]) - 1) < SMALL:
+        yield "dtype/precision", "a row of draft_probs sums to nearly one"
+    elif total:
+        yield "tokenizer/vocab", "a row of draft_probs lacks a part of the law"
     if claim == "drafter.law":
         yield "q-not-matching", "draft_probs are not the law that drafts are drawn from"
         yield "sampling-params-one-side", "draft_probs are not the law that drafts are drawn from"
