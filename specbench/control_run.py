@@ -22,13 +22,12 @@ from pathlib import Path
 
 from specbench.claims import CLAIMS
 from specbench.fixed import fixed_cases, sweep_cases
-from specbench.judge import Failed, RunSession, Skipped
+from specbench.judge import Failed, RunSession, Skipped, quiet_session
 from specbench.loading import load_target
 from specbench.profiles import PROFILES
 from specbench.record import EQUAL, NOISE, NOT_TESTED
 from specbench.reference.controls import registry
 from specbench.subjects import Unavailable
-from specbench.watchdog import Watchdog
 
 PROFILE = PROFILES["quick"]
 NUM_PARTS = 16  # of a pass over all cells: short tasks, so that the cores end together
@@ -210,16 +209,7 @@ def _num_fixed(session: RunSession, claim: str, subject: str) -> int:
 @lru_cache(maxsize=1)
 def _session(target: str, seed: int) -> RunSession:
     """Kept for the next part of the same pass."""
-    return RunSession(
-        load_target(target),
-        model="none",
-        profile=PROFILE,
-        seed=seed,
-        device="cpu",
-        timeout=0,
-        on_hang=lambda sentence: None,
-        watchdog=Watchdog(0, lambda sentence: None),
-    )
+    return quiet_session(load_target(target), profile=PROFILE, seed=seed)
 
 
 def _as_data(outcome: Outcome) -> dict[str, object]:

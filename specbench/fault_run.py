@@ -27,11 +27,11 @@ import torch
 
 from specbench import models
 from specbench.claims import CLAIMS
-from specbench.judge import Failed, RunSession, Skipped
+from specbench.judge import Failed, Skipped, quiet_session
 from specbench.loading import Target
 from specbench.naming.evidence import Evidence
 from specbench.naming.suspect import Suspect
-from specbench.profiles import PROFILES, Profile
+from specbench.profiles import PROFILES
 from specbench.reference.faults.fault import Fault
 from specbench.watchdog import Watchdog
 
@@ -224,7 +224,8 @@ def judge_fault(fault: Fault, *, seed: int, bank: str = BANK) -> FaultResult:
     remark, cases, seconds = "", 0, 0.0
     for profile, claims in ((PROFILE, [fault.claim]), (PROFILES["quick"], others)):
         stopwatch = _Stopwatch()
-        session = _session(fault, profile=profile, seed=seed, bank=bank, watchdog=stopwatch)
+        target = Target(f"{bank}:{fault.id}", fault.make())
+        session = quiet_session(target, profile=profile, seed=seed, watchdog=stopwatch, naming=True)
         for claim in claims:
             stopwatch.start()
             try:
@@ -276,20 +277,6 @@ class _Stopwatch(Watchdog):
         """From the start to the end of so many cases."""
         ended = self._begun[num_cases] if num_cases < len(self._begun) else time.perf_counter()
         return ended - self._started
-
-
-def _session(fault: Fault, *, profile: Profile, seed: int, bank: str, watchdog: Watchdog) -> RunSession:
-    return RunSession(
-        Target(f"{bank}:{fault.id}", fault.make()),
-        model="none",
-        profile=profile,
-        seed=seed,
-        device="cpu",
-        timeout=0,
-        on_hang=print,
-        watchdog=watchdog,
-        naming=True,
-    )
 
 
 def _namings(fault: Fault, evidence: Evidence | None) -> dict[str, Any]:

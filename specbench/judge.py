@@ -35,7 +35,7 @@ from specbench.loading import Target, TargetError, check_command
 from specbench.machines import MAX_OPS, machine_for
 from specbench.models import DEFAULT_MODEL
 from specbench.naming.evidence import Evidence, examine, root_of
-from specbench.naming.scene import Finding
+from specbench.naming.scene import Finding, find
 from specbench.naming.suspect import as_line
 from specbench.profiles import Profile
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, ClaimRecord, RunRecord, share_sentence
@@ -329,7 +329,7 @@ class RunSession:
         if record is not None and record.verdict in (EQUAL, NOISE):
             return True
         if record is not None and record.verdict == BUG and record.replay:
-            return _finding(claim_id, parse_replay(record.replay)[2], subject) or False
+            return find(subject, claim_id, parse_replay(record.replay)[2]) or False
         if (claim_id, subject.name) not in self._looks:
             self._looks[claim_id, subject.name] = self._drawn_look(CLAIMS[claim_id], subject)
         return self._looks[claim_id, subject.name]
@@ -443,15 +443,26 @@ def _drawing(max_examples: int) -> settings:
     )
 
 
-def _finding(claim: str, case: Case, subject: Subject) -> Finding | None:
-    """How a claim fails on a case."""
-    try:
-        CHECKS[claim](subject, case, ClaimRecord(claim, subject.name))
-    except Violation as violation:
-        return Finding(claim, case, violation)
-    except (NotTested, TargetError):
-        pass
-    return None
+def quiet_session(
+    target: Target,
+    *,
+    profile: Profile,
+    seed: int,
+    watchdog: Watchdog | None = None,
+    naming: bool = False,
+) -> RunSession:
+    """On tiny models and the CPU, without a time limit: for many runs in a row."""
+    return RunSession(
+        target,
+        model="none",
+        profile=profile,
+        seed=seed,
+        device="cpu",
+        timeout=0,
+        on_hang=lambda sentence: None,
+        watchdog=watchdog,
+        naming=naming,
+    )
 
 
 def parse_replay(text: str) -> tuple[str, str, Case]:

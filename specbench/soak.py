@@ -9,11 +9,10 @@ import random
 import time
 
 from specbench.claims import CLAIMS
-from specbench.judge import Failed, RunSession, Skipped
+from specbench.judge import Failed, Skipped, quiet_session
 from specbench.loading import Target
 from specbench.profiles import PROFILES
 from specbench.record import NOISE
-from specbench.watchdog import Watchdog
 
 
 def soak(target: Target, *, num_seeds: int, first_seed: int | None = None) -> int:
@@ -23,16 +22,7 @@ def soak(target: Target, *, num_seeds: int, first_seed: int | None = None) -> in
     for number in range(num_seeds):
         seed = random.SystemRandom().randrange(2**32) if first_seed is None else first_seed + number
         started, failures, verdicts = time.perf_counter(), 0, {"holds": 0, "noise": 0, "not tested": 0}
-        session = RunSession(
-            target,
-            model="none",
-            profile=PROFILES["quick"],
-            seed=seed,
-            device="cpu",
-            timeout=0,
-            on_hang=lambda sentence: None,
-            watchdog=Watchdog(0, lambda sentence: None),
-        )
+        session = quiet_session(target, profile=PROFILES["quick"], seed=seed)
         for subject in session.subjects:
             for claim in CLAIMS:
                 try:

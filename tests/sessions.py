@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from specbench.judge import RunSession
+from specbench.judge import RunSession, quiet_session
 from specbench.loading import Target
 from specbench.profiles import PROFILES, Profile
 
@@ -17,13 +17,6 @@ def session_on(
     profile: Profile = PROFILES["quick"],
     seed: int = 0,
     make: Callable[[], Any] | None = None,
+    naming: bool = False,
 ) -> RunSession:
-    return RunSession(
-        Target(name, adapter, make=make),
-        model="none",
-        profile=profile,
-        seed=seed,
-        device="cpu",
-        timeout=0,
-        on_hang=print,
-    )
+    return quiet_session(Target(name, adapter, make=make), profile=profile, seed=seed, naming=naming)

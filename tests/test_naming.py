@@ -11,7 +11,6 @@ from sessions import session_on
 
 from specbench.claims import CLAIMS
 from specbench.judge import Failed, RunSession
-from specbench.loading import Target
 from specbench.naming import fingerprint
 from specbench.naming.evidence import Evidence
 from specbench.naming.structure import EXPLAINED_BY
@@ -53,16 +52,7 @@ def named(adapter: Any, claim: str, *, subject: str = "tiny-fp64") -> tuple[str,
 
 
 def naming_session(adapter: Any) -> RunSession:
-    return RunSession(
-        Target("it", adapter),
-        model="none",
-        profile=PROFILES["standard"],
-        seed=7,
-        device="cpu",
-        timeout=0,
-        on_hang=print,
-        naming=True,
-    )
+    return session_on(adapter, profile=PROFILES["standard"], seed=7, naming=True)
 
 
 def test_a_failure_says_which_planted_fault_gives_the_same_numbers() -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from specbench.cases import Case, CommitCase
 from specbench.claims import Misbehaviour
-from specbench.naming.fingerprint import Match, Pair, can_compare, matches_of, pairs_of
+from specbench.naming.fingerprint import Match, Pair, can_compare, compared, matches_of
 from specbench.naming.scene import Finding, Scene, rich_cases
 from specbench.naming.structure import EXPLAINED_BY, Reason, classes_of
 from specbench.naming.suspect import Suspect
@@ -101,26 +101,24 @@ def examine(subject: Subject, finding: Finding, *, held: Collection[str] = (), o
     on them has to be what the target does."""
     started = time.perf_counter()
     more = [case for case, _ in plain_walks()] if finding.claim == "greedy.walk" else rich_cases(subject, finding.case)
-    pairs: list[Pair] = []
-    used: frozenset[str] = frozenset()
+    comparison = None
     if can_compare(subject):
         with suppress(Exception):  # a model that is not ours need not do what the good decoder asks of it
-            pairs, used = pairs_of(subject, finding.claim, [finding.case, *more, *others])
-    matches = []
-    if any(one.wrong for one in pairs):
-        matches = matches_of(subject, finding.claim, pairs, used, FAULTS.values())
+            comparison = compared(subject, finding.claim, [finding.case, *more, *others])
+    matches = [] if comparison is None else matches_of(comparison, FAULTS.values())
+    pair = None if comparison is None else comparison.pairs[0]
     reasons: list[Reason] = []
     if not isinstance(finding.violation, Misbehaviour):  # what raises has no shape, and is not to be tried further
-        reasons = classes_of(Scene(subject, finding, pairs[0] if pairs else None, held))
+        reasons = classes_of(Scene(subject, finding, pair, held))
     seconds = time.perf_counter() - started
-    return Evidence(finding, matches, reasons, round_seen=_round_seen(pairs), seconds=seconds)
+    return Evidence(finding, matches, reasons, round_seen=_round_seen(pair), seconds=seconds)
 
 
-def _round_seen(pairs: Sequence[Pair]) -> int:
+def _round_seen(pair: Pair | None) -> int:
     """The round of the first wrong answer on the case itself."""
-    if not pairs or not pairs[0].wrong:
+    if pair is None or not pair.wrong:
         return 0
-    pair, first = pairs[0], pairs[0].wrong[0]
+    first = pair.wrong[0]
     rounds = [int(one.part[1]) for one in pair.wrong if one.part[:1] == ("round",)]
     if rounds:
         return min(rounds)

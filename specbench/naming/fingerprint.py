@@ -23,10 +23,8 @@ from specbench.reference.target import ReferenceTarget
 from specbench.subjects import Subject
 
 SECONDS_COMPARING = 10  # with all faults, on one failing case
-EXACT, ROUNDED = (
-    1e-9,
-    1e-3,
-)  # of an answer's scale; a fault is larger by far, a second implementation's rounding smaller
+# Of an answer's scale: a fault is larger by far, a second implementation's rounding smaller.
+EXACT, ROUNDED = 1e-9, 1e-3
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,18 @@ def _asked(case: Case, subject: Subject) -> Case:
     return case
 
 
-def pairs_of(subject: Subject, claim: str, cases: Sequence[Case]) -> tuple[list[Pair], frozenset[str]]:
-    """The target beside the good decoder, and which of the latter's parts were used on the way."""
+@dataclass(frozen=True)
+class Comparison:
+    """The target beside the good decoder on some cases of a claim. reference: the good one's column, which knows what
+    the oracle says of them. used: which of its parts were used on the way."""
+
+    claim: str
+    pairs: tuple[Pair, ...]
+    reference: Subject
+    used: frozenset[str]
+
+
+def compared(subject: Subject, claim: str, cases: Sequence[Case]) -> Comparison:
     good = _Watched()
     reference = subject.beside(Target("reference", good))
     pairs: list[Pair] = []
@@ -78,40 +86,38 @@ def pairs_of(subject: Subject, claim: str, cases: Sequence[Case]) -> tuple[list[
         pairs.append(Pair(case, target, right, differing(target, right, tolerance_of(subject))))
     if any(isinstance(case, DrafterCase) for case in cases):
         good.used.add("drafters")  # the good decoder has no drafter of that name, but a faulty one may be asked
-    return pairs, frozenset(good.used)
+    return Comparison(claim, tuple(pairs), reference, frozenset(good.used))
 
 
-def matches_of(
-    subject: Subject, claim: str, pairs: Sequence[Pair], used: Collection[str], faults: Collection[Fault]
-) -> list[Match]:
+def matches_of(comparison: Comparison, faults: Collection[Fault]) -> list[Match]:
     """Faults that reproduce at least one wrong leaf, the best first. Those in parts that are not used are left out."""
-    found = []
-    reference = subject.beside(Target("reference", ReferenceTarget()))
+    found: list[Match] = []
+    if not any(one.wrong for one in comparison.pairs):
+        return found
     started = time.perf_counter()
     for fault in faults:
         if time.perf_counter() - started > SECONDS_COMPARING:
             break
         made = fault.make()
         planted: frozenset[str] = getattr(made, "planted", frozenset())
-        if planted and not planted & set(used):
+        if planted and not planted & comparison.used:
             continue
         with suppress(TargetError, ValueError):  # one that cannot be built over these models
-            match = _match(fault, reference.twin(Target("planted", made)), claim, pairs)
+            match = _match(fault, comparison.reference.twin(Target("planted", made)), comparison)
             if match.num_reproduced:
                 found.append(match)
     return sorted(found, key=lambda one: (not one.exact, -one.num_reproduced))
 
 
-def _match(fault: Fault, faulty: Subject, claim: str, pairs: Sequence[Pair]) -> Match:
+def _match(fault: Fault, faulty: Subject, comparison: Comparison) -> Match:
     """Stops at the first answer that is not the target's: what comes after it proves nothing."""
     tolerance = tolerance_of(faulty)
-    num_differing = sum(len(one.wrong) for one in pairs)
+    num_differing = sum(len(one.wrong) for one in comparison.pairs)
     num_reproduced, exact = 0, True
-    for pair in pairs:
-        trace = Trace()
+    for pair in comparison.pairs:
         try:
-            trace = trace_of(faulty, claim, _asked(pair.case, faulty), like=pair.target, tolerance=tolerance)
-            exact = exact and len(trace.answers) == len(pair.target.answers)
+            trace = trace_of(faulty, comparison.claim, _asked(pair.case, faulty), like=pair.target, tolerance=tolerance)
+            exact = len(trace.answers) == len(pair.target.answers)
         except Parted as parted:
             trace, exact = parted.args[0], False
         answers, target = trace.leaves, pair.target.leaves

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from specbench.cases import (
-    BatchCase,
     Case,
     ChunkCase,
     CommitCase,
@@ -25,7 +24,7 @@ from specbench.checks import CHECKS
 from specbench.claims import Violation
 from specbench.compare import max_error
 from specbench.loading import TargetError
-from specbench.naming.fingerprint import Pair, pairs_of
+from specbench.naming.fingerprint import Pair, compared
 from specbench.naming.trace import Leaf
 from specbench.record import ClaimRecord
 from specbench.subjects import NotTested, Subject
@@ -46,14 +45,15 @@ class Finding:
     violation: Violation
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a failing case cannot do without, by trying everything else. Empty where it fails everywhere or where there
-    is nothing else to try. model: "window", "groups" (1 < Hkv < Hq) or "recurrence"."""
-
-    model: str = ""
-    caches: tuple[str, ...] = ()
-    layouts: tuple[str, ...] = ()
+def find(subject: Subject, claim: str, case: Case) -> Finding | None:
+    """How a claim fails on a case; None where it does not, or cannot be judged."""
+    try:
+        CHECKS[claim](subject, case, ClaimRecord(claim, subject.name))
+    except Violation as violation:
+        return Finding(claim, case, violation)
+    except (NotTested, TargetError):
+        pass
+    return None
 
 
 class Scene:
@@ -82,17 +82,7 @@ class Scene:
 
     def fails_with(self, case: Case, claim: str | None = None) -> bool:
         """Whether a case of the same kind (or a case of another claim) fails as well."""
-        try:
-            CHECKS[claim or self.claim](self.subject, case, ClaimRecord(claim or self.claim, self.subject.name))
-        except Violation:
-            return True
-        except (NotTested, TargetError):
-            pass
-        return False
-
-    @cached_property
-    def needs(self) -> Needs:
-        return Needs(self._needed_model(), self._needed("cache"), self._needed("layout"))
+        return find(self.subject, claim or self.claim, case) is not None
 
     @cached_property
     def taps(self) -> list[Pair]:
@@ -101,7 +91,7 @@ class Scene:
         if "taps" not in self.subject.has or self.pair is None:
             return []
         cases = [one for one in (self._as_tree_case(), rich_tree(self.subject, self.case)) if one is not None]
-        return pairs_of(self.subject, "tree.layers", cases)[0]
+        return list(compared(self.subject, "tree.layers", cases).pairs)
 
     @property
     def rich_tree(self) -> DraftTree:
@@ -160,8 +150,10 @@ class Scene:
             return self.fails_with(replace(rich_rounds(self.subject, self.case, place.get("model")), **place))
         return False
 
-    def _needed_model(self) -> str:
-        """Tried on every model whose vocabulary has the tokens of the case."""
+    @cached_property
+    def needed_model(self) -> str:
+        """What all models have that fail and not all others: "window", "groups" (1 < Hkv < Hq) or "recurrence"; ""
+        where there is no such thing. Tried on every model whose vocabulary has the tokens of the case."""
         bank = self.subject.bank
         highest = max(tokens_of(self.case), default=0)
         usable = [idx for idx in range(bank.num_models) if bank.model(idx).vocab_size > highest]
@@ -179,37 +171,28 @@ class Scene:
             return kinds[1]  # a window matters to what slides; elsewhere the other kind is what these have in common
         return kinds[0] if kinds else ""
 
-    def _needed(self, name: str) -> tuple[str, ...]:
-        known = self.subject.cache_kinds if name == "cache" else self.subject.layouts
-        failing = tuple(one for one in known if self._fails_on(**{name: one}))
-        return failing if failing and len(failing) < len(known) else ()
-
     @cached_property
     def needs_pages(self) -> bool:
         """Whether only paged caches fail, or the smallest failing case just does not fit into one page."""
-        kinds = self.needs.caches
-        if kinds:
-            return all(kind.startswith("paged") for kind in kinds)
+        kinds = self.subject.cache_kinds
+        failing = [kind for kind in kinds if self._fails_on(cache=kind)]
+        if 0 < len(failing) < len(kinds):
+            return all(kind.startswith("paged") for kind in failing)
         if "pages" not in self.subject.has or not isinstance(self.case, TreeCase | CommitCase):
             return False
         page_size = self.subject.open(self.case).page_size
-        num_rows = len(self.case.prompt) + max((len(one.tokens) for one in self._rounds), default=len(self._tokens))
+        if isinstance(self.case, CommitCase):
+            num_rows = len(self.case.prompt) + max(len(one.tokens) for one in self.case.rounds)
+        else:
+            num_rows = len(self.case.prompt) + self.case.num_drafts
         return page_size is not None and 1 < page_size < num_rows <= page_size + 4
-
-    @property
-    def _rounds(self) -> tuple[CommitRound, ...]:
-        return self.case.rounds if isinstance(self.case, CommitCase) else ()
-
-    @property
-    def _tokens(self) -> tuple[int, ...]:
-        return self.case.tokens[1:] if isinstance(self.case, TreeCase) else ()
 
     @cached_property
     def rich(self) -> Pair | None:
         """The claim on rounds that show more than the smallest failing ones do, where it fails there as well."""
         if not isinstance(self.case, CommitCase) or self.pair is None:
             return None
-        pair = pairs_of(self.subject, self.claim, [rich_rounds(self.subject, self.case)])[0][0]
+        (pair,) = compared(self.subject, self.claim, [rich_rounds(self.subject, self.case)]).pairs
         return pair if pair.wrong else None
 
     @cached_property
@@ -249,11 +232,6 @@ class Scene:
             return probe.draft(list(case.prompt), max_nodes=case.max_nodes, max_depth=case.max_depth)
         except (Violation, NotTested, TargetError):
             return None
-
-    @property
-    def needs_left_padding(self) -> bool:
-        case = self.case
-        return isinstance(case, BatchCase) and case.batch_layout != "packed"
 
 
 def rich_cases(subject: Subject, case: Case) -> list[Case]:
@@ -304,7 +282,3 @@ _MODEL_KINDS: dict[str, Callable[[Any], bool]] = {
     "recurrence": _is_recurrent,
     "groups": _is_grouped,
 }
-
-
-def leaves_of(leaves: Sequence[Leaf], name: str) -> Iterator[Leaf]:
-    return (leaf for leaf in leaves if leaf.name == name)

@@ -28,10 +28,9 @@ from specbench.cases import (
 from specbench.checks.cache import planned
 from specbench.compare import max_error, scale_of
 from specbench.naming.fingerprint import Pair
-from specbench.naming.scene import PROMPT, Scene, leaves_of
+from specbench.naming.scene import PROMPT, Scene
 from specbench.naming.trace import Leaf
-from specbench.naming.walks import Walked, keeps_at_gap, walked
-from specbench.naming.walks import walk as _walked
+from specbench.naming.walks import Walked, keeps_at_gap, walk, walked
 from specbench.tree import DraftTree
 
 Visible = tuple[tuple[int, ...], tuple[int, ...]]  # prefix rows and nodes
@@ -58,8 +57,9 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "tree.sensitivity": _TREE,
     "tree.long": _TREE,
     "kv.commit": _TREE,
-    **dict.fromkeys(("kv.rollback", "kv.dead_rows", "kv.fork", "kv.pages", "kv.chunked"), (*_TREE, "kv.commit")),
-    "kv.abort": (*_TREE, "kv.commit"),
+    **dict.fromkeys(
+        ("kv.rollback", "kv.dead_rows", "kv.fork", "kv.pages", "kv.chunked", "kv.abort"), (*_TREE, "kv.commit")
+    ),
     "kv.machine": (*_TREE, "kv.commit", "kv.rollback", "kv.abort", "kv.chunked", "kv.fork"),
     "verify.batch": ("greedy.walk",),
     "greedy.lossless": _ROUND,
@@ -100,12 +100,12 @@ def _nothing(scene: Scene) -> Iterator[Reason]:
 
 
 def _tree(scene: Scene) -> Iterator[Reason]:
-    needs = scene.needs
-    if needs.model == "recurrence":
+    needed = scene.needed_model
+    if needed == "recurrence":
         yield "recurrent-state-rollback", "only models with recurrent layers fail"
-    if needs.model == "window":
+    if needed == "window":
         yield "sliding-window", "only models with a window fail"
-    if needs.model == "groups":
+    if needed == "groups":
         yield "GQA-head-mapping", "only models with grouped heads (1 < Hkv < Hq) fail"
     if scene.needs_pages:
         yield "kv-slot/page-mapping", "only paged caches fail"
@@ -256,10 +256,10 @@ def _rows_of_logits(scene: Scene) -> Iterator[Reason]:
 
 
 def _cache(scene: Scene) -> Iterator[Reason]:
-    needs, claim = scene.needs, scene.claim
-    if needs.model == "recurrence":
+    needed, claim = scene.needed_model, scene.claim
+    if needed == "recurrence":
         yield "recurrent-state-rollback", "only models with recurrent layers fail"
-    if needs.model == "window":
+    if needed == "window":
         yield "sliding-window", "only models with a window fail"
     if claim == "kv.commit" and scene.needs_other_trees:
         yield "static-buffer-stale", "rounds of one and the same tree are right, a tree after another one is not"
@@ -273,7 +273,7 @@ def _cache(scene: Scene) -> Iterator[Reason]:
         yield from _pages(scene)
     if claim == "kv.fork" or scene.needs_pages:
         yield "kv-slot/page-mapping", "two sequences share rows" if claim == "kv.fork" else "only paged caches fail"
-    if needs.model == "groups":
+    if needed == "groups":
         yield "GQA-head-mapping", "only models with grouped heads (1 < Hkv < Hq) fail"
     for pair in (scene.rich, scene.pair):
         if pair is not None:
@@ -294,9 +294,7 @@ def _first_state(scene: Scene, pair: Pair) -> Iterator[Reason]:
     """The first answer that is wrong: a length, a row of keys or values, or logits behind a cache that is right."""
     target, right = pair.target.leaves, pair.right.leaves
     first = next((leaf for leaf in pair.wrong if leaf.name in ("cache_len", "kv", "forward_tree")), None)
-    if first is None:
-        return
-    if first not in target or first not in right:
+    if first is None or first not in target or first not in right:
         return
     if first.name == "cache_len":
         yield from _lengths(scene, pair, target[first] - right[first])
@@ -383,7 +381,7 @@ def _walk(scene: Scene) -> Iterator[Reason]:
             yield "accept-wrong-branch", "only trees with the same token twice below a node fail"
         if case.flavour:
             yield "greedy-vs-sampling", "only rows with unusual logits fail"
-    alone = _walked(scene.subject, case, _longest(case))
+    alone = walk(scene.subject, case, _longest(case))
     if alone is not None:
         yield from _of_walks([alone])
 
@@ -436,7 +434,7 @@ def _verify_batch(scene: Scene) -> Iterator[Reason]:
     if "greedy.walk" not in scene.held:
         return
     sizes = {len(one.tokens) for one in case.walks} if isinstance(case, WalkBatchCase) else set()
-    for leaf in leaves_of(scene.wrong, "verify_batch"):
+    for leaf in scene.wrong:
         if leaf.part == ("bonus_token",) and scene.actual(leaf) in (0, -1) and len(sizes) > 1:
             yield "accept-padding/placeholder", "behind a smaller tree the padding token is emitted"
     answers = [
@@ -575,7 +573,7 @@ def _drafter(scene: Scene) -> Iterator[Reason]:
     if claim == "drafter.budget":
         yield "tree-construction", "what is drafted is no tree within its budget"
     if claim == "drafter.tree" and "drafts what the model says" in headline:
-        if scene.needs.model == "window":
+        if scene.needed_model == "window":
             yield "sliding-window", "only models with a window fail"
         if "below node 0," not in headline:
             yield "tree-construction", "the first level is right, what is drafted below it is not"

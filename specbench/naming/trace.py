@@ -50,7 +50,7 @@ class Trace:
 
     def __init__(self, *, like: Trace | None = None, tolerance: float = 0.0) -> None:
         self.answers: list[Leaves] = []
-        self.violation: Violation | None = None
+        self.leaves: Leaves = {}  # of all answers
         self._like = like
         self._tolerance = tolerance
 
@@ -60,15 +60,12 @@ class Trace:
             return
         leaves = {Leaf(number, name, part): value for part, value in _parts(answer)}
         self.answers.append(leaves)
+        self.leaves |= leaves
         if self._like is not None and not equal(leaves, self._like.answer(number), self._tolerance):
             raise Parted(self)
 
     def answer(self, number: int) -> Leaves:
         return self.answers[number] if number < len(self.answers) else {}
-
-    @property
-    def leaves(self) -> Leaves:
-        return {leaf: value for one in self.answers for leaf, value in one.items()}
 
 
 def trace_of(subject: Subject, claim: str, case: Case, *, like: Trace | None = None, tolerance: float = 0.0) -> Trace:
@@ -78,10 +75,9 @@ def trace_of(subject: Subject, claim: str, case: Case, *, like: Trace | None = N
     try:
         CHECKS[claim](subject, case, ClaimRecord(claim, subject.name))
     except Misbehaviour as violation:
-        trace.violation = violation
         trace.note("misbehaves", violation.facts.headline.split(":", 1)[0])
-    except Violation as violation:
-        trace.violation = violation
+    except Violation:
+        pass  # what it answered tells
     except (NotTested, TargetError) as error:
         trace.note("not tested", str(error))
     finally:
