@@ -22,10 +22,10 @@ def check_walk(subject: Subject, case: Case, record: ClaimRecord) -> None:
     assert isinstance(case, WalkCase)
     tree = case.tree
     result = subject.open(case).verify(tree, walk_logits(case, gap=narrow_gap(subject)))
-    winners = _winners(case)
+    winners = winners_of(case)
     winner = [min(one) for one in winners]
     path = list(result.path)
-    right = _longest_path(case, winner)
+    right = longest_path(case, winner)
     notes = {node: f"argmax {_named(winners[node])}" for node in range(tree.num_nodes)}
     for node in path:
         notes[node] += "  accepted"
@@ -65,7 +65,7 @@ def walk_logits(case: WalkCase, *, gap: float = 2.0**-10) -> Tensor:
     """
     tokens = torch.arange(case.vocab_size, dtype=torch.float64)
     logits = torch.empty(len(case.tokens), case.vocab_size, dtype=torch.float64)
-    for node, winners in enumerate(_winners(case)):
+    for node, winners in enumerate(winners_of(case)):
         mark = case.tokens[node] + min(winners)
         logits[node] = -1.0 - (tokens + mark) % 7
         best = float(mark % 3)
@@ -86,7 +86,7 @@ def narrow_gap(subject: Subject) -> float:
     return max(2.0**-10, 16 * torch.finfo(subject.noise_dtype).eps)
 
 
-def _winners(case: WalkCase) -> list[tuple[int, ...]]:
+def winners_of(case: WalkCase) -> list[tuple[int, ...]]:
     """By node. Nodes that spell the same text have the first one's, as a model gives one text one row."""
     by_text: dict[tuple[int, ...], tuple[int, ...]] = {}
     texts = (tuple(case.tree.path_tokens(node)) for node in range(case.tree.num_nodes))
@@ -98,7 +98,7 @@ def _named(winners: tuple[int, ...]) -> str:
     return f"{best} (ties with {', '.join(map(str, ties))}; the lowest id wins)" if ties else str(best)
 
 
-def _longest_path(case: WalkCase, winner: list[int]) -> list[int]:
+def longest_path(case: WalkCase, winner: list[int]) -> list[int]:
     """The longest path whose every node is its parent's argmax, lowest nodes first: by enumeration."""
     fitting = [
         path[1:]

@@ -26,6 +26,7 @@ from specbench.cases import (
     WalkCase,
 )
 from specbench.checks.cache import planned
+from specbench.checks.walk import longest_path, winners_of
 from specbench.compare import max_error, scale_of
 from specbench.naming.fingerprint import Pair
 from specbench.naming.scene import PROMPT, Scene
@@ -381,7 +382,8 @@ def _walk(scene: Scene) -> Iterator[Reason]:
             yield "accept-wrong-branch", "only trees with the same token twice below a node fail"
         if case.flavour:
             yield "greedy-vs-sampling", "only rows with unusual logits fail"
-    alone = walk(scene.subject, case, _longest(case))
+    right = longest_path(case, [min(one) for one in winners_of(case)])
+    alone = walk(scene.subject, case, tuple(right))
     if alone is not None:
         yield from _of_walks([alone])
 
@@ -567,52 +569,54 @@ def _prompts_of_one_length(case: BatchCase) -> BatchCase:
 
 
 def _drafter(scene: Scene) -> Iterator[Reason]:
-    claim, headline = scene.claim, scene.headline
-    if "(the vocabulary)" in headline:
+    if "(the vocabulary)" in scene.headline:
         yield "tokenizer/vocab", "a token outside the target's vocabulary is drafted"
-    if claim == "drafter.budget":
-        yield "tree-construction", "what is drafted is no tree within its budget"
-    if claim == "drafter.tree" and "drafts what the model says" in headline:
+    yield from _by_drafter_claim.get(scene.claim, _nothing)(scene)
+    yield "drafter-desync", "the target as its own drafter is refused"
+
+
+def _draft_tree(scene: Scene) -> Iterator[Reason]:
+    if "drafts what the model says" in scene.headline:
         if scene.needed_model == "window":
             yield "sliding-window", "only models with a window fail"
-        if "below node 0," not in headline:
+        if "below node 0," not in scene.headline:
             yield "tree-construction", "the first level is right, what is drafted below it is not"
         elif scene.drafts_near_best:
             yield "tree-construction", "what is drafted first is among the model's best, and not the best of them"
         yield "tokenizer/vocab", "what is drafted first is not what the model says, though it is said to be"
         yield "drafter-desync", "what is drafted first is not what the model says, though it is said to be"
-    if claim == "drafter.tree":
-        yield "tree-construction", "what is drafted is no tree, or not the one that it is said to be"
-    if claim == "drafter.law" and ("coin" in headline or "independent" in headline or "uniform" in headline):
+    yield "tree-construction", "what is drafted is no tree, or not the one that it is said to be"
+
+
+def _draft_law(scene: Scene) -> Iterator[Reason]:
+    if any(word in scene.headline for word in ("coin", "independent", "uniform")):
         yield "rng/seed", "one coin decides what several should"
-    if claim == "drafter.law" and "is no law" in headline:
+    if "is no law" in scene.headline:
         yield "dtype/precision", "a row of draft_probs holds what is no probability"
-    total = re.search(r" sums to ([0-9.e-]+)", headline) if claim == "drafter.law" else None
+    total = re.search(r" sums to ([0-9.e-]+)", scene.headline)
     if total and abs(float(total[1]) - 1) < SMALL:
         yield "dtype/precision", "a row of draft_probs sums to nearly one"
     elif total:
         yield "tokenizer/vocab", "a row of draft_probs lacks a part of the law"
-    if claim == "drafter.law":
-        yield "q-not-matching", "draft_probs are not the law that drafts are drawn from"
-        yield "sampling-params-one-side", "draft_probs are not the law that drafts are drawn from"
-        yield "rng/seed", "draft_probs are not the law that drafts are drawn from"
-    if claim == "drafter.deterministic":
-        yield "rng/seed", "equal coins give unequal drafts"
-    if claim == "drafter.no_peeking":
-        if "changed the context" in headline:
-            yield "drafter-desync", "the drafter writes to the context that it shares with its decoder"
-        elif "unrelated text" in headline:
-            yield "kv-stale-after-reject", "rows of another text are used"
-        else:
-            yield "loop-state-stale", "what was read before changes the draft"
-            yield "batch-cross-talk", "what another request read changes the draft"
-    if claim == "drafter.state" and isinstance(scene.case, DrafterCase):
-        yield from _histories(scene, scene.case)
-    yield "drafter-desync", "the target as its own drafter is refused"
+    for fault_class in ("q-not-matching", "sampling-params-one-side", "rng/seed"):
+        yield fault_class, "draft_probs are not the law that drafts are drawn from"
 
 
-def _histories(scene: Scene, case: DrafterCase) -> Iterator[Reason]:
+def _peeking(scene: Scene) -> Iterator[Reason]:
+    if "changed the context" in scene.headline:
+        yield "drafter-desync", "the drafter writes to the context that it shares with its decoder"
+    elif "unrelated text" in scene.headline:
+        yield "kv-stale-after-reject", "rows of another text are used"
+    else:
+        yield "loop-state-stale", "what was read before changes the draft"
+        yield "batch-cross-talk", "what another request read changes the draft"
+
+
+def _histories(scene: Scene) -> Iterator[Reason]:
     """Which single rounds leave a drafter in another state than a fresh one."""
+    case = scene.case
+    if not isinstance(case, DrafterCase):
+        return
     if case.temperature:
         yield "rng/seed", "only drafts at a temperature fail: coins depend on what came before"
         return
@@ -636,6 +640,14 @@ def _always(fault_class: str, reason: str) -> Callable[[Scene], Iterator[Reason]
     return lambda scene: iter([(fault_class, reason)])
 
 
+_by_drafter_claim: dict[str, Callable[[Scene], Iterator[Reason]]] = {
+    "drafter.tree": _draft_tree,
+    "drafter.budget": _always("tree-construction", "what is drafted is no tree within its budget"),
+    "drafter.law": _draft_law,
+    "drafter.no_peeking": _peeking,
+    "drafter.deterministic": _always("rng/seed", "equal coins give unequal drafts"),
+    "drafter.state": _histories,
+}
 _by_family: dict[str, Callable[[Scene], Iterator[Reason]]] = {
     "tree": _tree,
     "kv": _cache,
@@ -660,18 +672,6 @@ _by_claim: dict[str, Callable[[Scene], Iterator[Reason]]] = {
 def _both(scene: Scene) -> set[Leaf]:
     """Leaves that the target and the good decoder both have."""
     return set() if scene.pair is None else scene.pair.target.leaves.keys() & scene.pair.right.leaves.keys()
-
-
-def _longest(case: WalkCase) -> tuple[int, ...]:
-    """The path that a case's rows say."""
-    node = 0
-    path: list[int] = []
-    while True:
-        fitting = [one for one in case.tree.children(node) if case.tokens[one] == min(case.winners[node])]
-        if not fitting:
-            return tuple(path)
-        node = fitting[0]
-        path.append(node)
 
 
 def _tree_of(case: Case) -> DraftTree:
