@@ -224,7 +224,7 @@ def judge_fault(fault: Fault, *, seed: int, bank: str = BANK) -> FaultResult:
     remark, cases, seconds = "", 0, 0.0
     for profile, claims in ((PROFILE, [fault.claim]), (PROFILES["quick"], others)):
         stopwatch = _Stopwatch()
-        target = Target(f"{bank}:{fault.id}", fault.make())
+        target = Target(f"{bank}:{fault.id}", fault.make(), make=fault.make)
         session = quiet_session(target, profile=profile, seed=seed, watchdog=stopwatch, naming=True)
         for claim in claims:
             stopwatch.start()

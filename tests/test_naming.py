@@ -40,6 +40,21 @@ BY_STRUCTURE = {
     "bonus_row": "the token behind it",
     "eos_mid_path": "the end is not",
     "q_before_temperature": "not the law",
+    "grown_one_row_short": "does not fit",
+    "dead_row_times_zero": "beyond a plain round",
+    "tiled_chunks": "a long context",
+    "no_bonus_on_full_accept": "decides rightly and emits other tokens",
+    "drafts_kept": "an earlier request",
+    "longer_text_found": "begins alike",
+    "count_zero_wraps": "nothing is accepted",
+    "two_rows_at_least": "other roots",
+    "first_trees_parents": "other parents",
+    "stale_sampling": "other penalties than their neighbours",
+    "twins_share_a_cache": "the same prompt",
+    "worst_first": "least likely",
+    "drafter_normed_twice": "nearly right",
+    "padded_ids_clamped": "the last token of the vocabulary",
+    "drafts_beyond_the_limit": "than can be emitted",
 }
 
 

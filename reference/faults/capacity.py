@@ -158,7 +158,7 @@ FAULTS = (
     ),
     Fault(
         "last_token_unreachable",
-        "capacity/out-of-range",
+        "eos/stop/max-length",
         "the loop ends one token before the limit, unless a run jumps over that place",
         "a round that leaves one token to be said",
         "stop.max_tokens",

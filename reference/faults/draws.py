@@ -197,7 +197,7 @@ FAULTS = (
     ),
     Fault(
         "drawn_before_temperature",
-        "sampling-params-one-side",
+        "q-not-matching",
         "drafts are drawn at temperature 1, draft_probs are taken at the one that was asked for",
         "a temperature other than 1",
         "drafter.law",
@@ -207,7 +207,7 @@ FAULTS = (
     ),
     Fault(
         "drawn_from_top_k",
-        "sampling-params-one-side",
+        "q-not-matching",
         "drafts are drawn from the two most probable tokens, draft_probs name the whole law",
         "probability beyond the top two",
         "drafter.law",

@@ -465,7 +465,7 @@ FAULTS = (
     ),
     Fault(
         "gives_up",
-        "loop-state-stale",
+        "eos/stop/max-length",
         "generation ends when a whole draft is rejected",
         "a fully rejected draft",
         "progress",

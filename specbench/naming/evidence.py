@@ -20,7 +20,7 @@ Ask = Callable[[str], "Finding | bool"]  # a claim -> how it fails on the subjec
 MOST_SUSPECTS = 5
 # Claims that are judged on little but tokens, which many faults can bend alike: where all below holds, what the claim
 # is about says more than a fault of another class that happens to say the same tokens.
-SPEAKS_FOR_ITSELF = ("stop.", "processors.", "ranks.", "cost.", "metrics.")
+SPEAKS_FOR_ITSELF = ("greedy.walk", "stop.", "processors.", "ranks.", "cost.", "metrics.")
 
 
 class Evidence:
@@ -108,7 +108,7 @@ def examine(subject: Subject, finding: Finding, *, held: Collection[str] = (), o
     matches = [] if comparison is None else matches_of(comparison, FAULTS.values())
     pair = None if comparison is None else comparison.pairs[0]
     reasons: list[Reason] = []
-    if not isinstance(finding.violation, Misbehaviour):  # what raises has no shape, and is not to be tried further
+    if not (isinstance(finding.violation, Misbehaviour) and subject.target.keeps_time):  # it may hang, again and again
         reasons = classes_of(Scene(subject, finding, pair, held))
     seconds = time.perf_counter() - started
     return Evidence(finding, matches, reasons, round_seen=_round_seen(pair), seconds=seconds)

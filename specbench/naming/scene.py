@@ -33,6 +33,8 @@ from specbench.tree import DraftTree
 # A tree that shows more than the smallest failing one does.
 PROMPT = (3, 1, 4, 1, 5)
 PARENTS = (-1, 0, 0, 1, 1, 1, 2, 2, 3, 5, 6)
+UNLIKE_TEXTS = ((2, 3), (5, 3), (9, 6), (4, 2), (7, 6))  # first token, length
+NUM_CONTEXTS = 6  # that a drafter is asked about
 TOKENS = (7, 8, 9, 10, 11, 12, 9, 13, 14, 15)
 
 
@@ -43,6 +45,34 @@ class Finding:
     claim: str
     case: Case
     violation: Violation
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was drafted below one node. ranked: all tokens as the model ranks them there; others: the same of the tree's
+    other nodes."""
+
+    depth: int
+    drafted: tuple[int, ...]
+    ranked: list[int]
+    others: list[list[int]]
+
+    @property
+    def is_wrong(self) -> bool:
+        return not self._is_best_of(self.ranked)
+
+    @property
+    def is_anothers(self) -> bool:
+        """Whether it is right below another node."""
+        return any(self._is_best_of(one) for one in self.others)
+
+    @property
+    def worst_rank(self) -> int:
+        """0 for the most probable token."""
+        return max(self.ranked.index(token) for token in self.drafted)
+
+    def _is_best_of(self, ranked: list[int]) -> bool:
+        return set(self.drafted) == set(ranked[: len(self.drafted)])
 
 
 def find(subject: Subject, claim: str, case: Case) -> Finding | None:
@@ -197,34 +227,60 @@ class Scene:
 
     @cached_property
     def needs_other_trees(self) -> bool:
-        """Whether rounds of one tree are right, and a smaller or a larger one after it is not."""
+        """Whether rounds of one tree are right, whatever of it is accepted, and a smaller or a larger one after it is
+        not."""
         if not isinstance(self.case, CommitCase):
             return False
         rich = rich_rounds(self.subject, self.case)
         large = rich.rounds[0]
         small = CommitRound(large.tokens[:4], (-1, 0, 0, 0), 3)
-        same, other = ((large, large), ((large, small), (small, large)))
-        roots = rich.next_roots[:2]
-        return not self.fails_with(replace(rich, rounds=same, next_roots=roots, cut=0)) and any(
-            self.fails_with(replace(rich, rounds=one, next_roots=roots, cut=0)) for one in other
-        )
+        again = rich.rounds[2]  # the same tree, another path of it
+
+        def fails(*rounds: CommitRound) -> bool:
+            return self.fails_with(replace(rich, rounds=rounds, next_roots=rich.next_roots[:2], cut=0))
+
+        return not (fails(large, again) or fails(again, large)) and (fails(large, small) or fails(small, large))
 
     def num_drafted(self, case: DrafterCase) -> int:
         """Drafted nodes for the prompt of a case; 0 where nothing comes of it."""
         tree = self._draft(case)
         return 0 if tree is None else tree.num_drafts
 
-    @property
-    def drafts_near_best(self) -> bool:
-        """Whether the first level of a draft holds some of the model's four best tokens."""
+    @cached_property
+    def mixes_unlike_texts(self) -> bool:
+        """Whether an instance answers wrongly behind texts that share no beginning with the next one, without drafts:
+        what is left of them lies somewhere, and is not found by its tokens."""
+        size = self.subject.vocab_size(self.case.model)
+        texts = [tuple((first + step) % size for step in range(length)) for first, length in UNLIKE_TEXTS]
+        try:
+            probe = self.subject.open(self.case)
+            answers = [probe.generate(text, max_new_tokens=2).tokens for text in texts]
+        except (Violation, NotTested, TargetError):
+            return True
+        right = [self.subject.plain_text(self.case, text, 2) for text in texts]
+        return [list(one) for one in answers] != [list(one) for one in right]
+
+    @cached_property
+    def choices(self) -> list[Choice]:
+        """What a drafter that drafts what the model says has drafted for some contexts, node by node."""
         case = self.case
         if not isinstance(case, DrafterCase):
-            return False
-        tree = self._draft(case)
-        if tree is None or not tree.num_drafts:
-            return False
-        best = self.subject.rows(case, case.prompt)[-1].topk(min(4, self.subject.vocab_size(case.model))).indices
-        return any(tree.token_list[child] in best.tolist() for child in tree.children(0))
+            return []
+        vocab_size, found = self.subject.vocab_size(case.model), []
+        plain = replace(case, accepts=(), followers=(), other_at=-1, max_nodes=16, max_depth=4)
+        for shift in range(NUM_CONTEXTS):
+            prompt = case.prompt if not shift else tuple((token + shift) % vocab_size for token in PROMPT)
+            tree = self._draft(replace(plain, prompt=prompt))
+            if tree is None:
+                return []
+            logits = self.subject.score(case, prompt[:-1], tree).logits
+            ranked = [row.sort(descending=True, stable=True).indices.tolist() for row in logits]
+            for node in range(tree.num_nodes):
+                drafted = [tree.token_list[child] for child in tree.children(node)]
+                if drafted:
+                    others = [ranked[one] for one in range(tree.num_nodes) if one != node]
+                    found.append(Choice(int(tree.depth[node]), tuple(drafted), ranked[node], others))
+        return found
 
     def _draft(self, case: DrafterCase) -> DraftTree | None:
         try:

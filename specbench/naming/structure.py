@@ -19,15 +19,16 @@ from specbench.cases import (
     Case,
     CommitCase,
     DrafterCase,
+    GenerationCase,
     LongCase,
-    StopCase,
     TreeCase,
-    WalkBatchCase,
     WalkCase,
 )
 from specbench.checks.cache import planned
 from specbench.checks.walk import longest_path, winners_of
+from specbench.claims import Misbehaviour
 from specbench.compare import max_error, scale_of
+from specbench.naming.batches import Batch, batches
 from specbench.naming.fingerprint import Pair
 from specbench.naming.scene import PROMPT, Scene
 from specbench.naming.trace import Leaf
@@ -80,6 +81,22 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
 }
 
 
+# What makes a claim another one than a plain round: where a target breaks down there, it is that.
+_BEHIND = {
+    "kv.abort": "abort-path",
+    "kv.chunked": "chunked-prefill/prefix-cache",
+    "kv.dead_rows": "mask-prefix/padding",
+    "kv.fork": "kv-slot/page-mapping",
+    "kv.pages": "kv-slot/page-mapping",
+    "processors.grammar": "grammar-state",
+    "processors.penalties": "logits-processor-state",
+    "processors.bad_words": "logits-processor-state",
+    "processors.history": "logits-processor-state",
+    "ranks.agree": "rank-divergence",
+}
+_OF_SIZES = ("size", "shape", "out of bounds", "out of range")  # words of what torch raises
+
+
 def classes_of(scene: Scene) -> list[Reason]:
     """Suspected classes, the likeliest first, each once."""
     found: dict[str, str] = {}
@@ -90,6 +107,9 @@ def classes_of(scene: Scene) -> list[Reason]:
 
 def _suspected(scene: Scene) -> Iterator[Reason]:
     family = scene.claim.split(".")[0]
+    if isinstance(scene.violation, Misbehaviour):
+        yield from _misbehaves(scene)
+        return
     yield from _by_claim.get(scene.claim, _by_family.get(family, _nothing))(scene)
 
 
@@ -97,17 +117,26 @@ def _nothing(scene: Scene) -> Iterator[Reason]:
     return iter(())
 
 
+def _misbehaves(scene: Scene) -> Iterator[Reason]:
+    """It raises, or answers what cannot be an answer: such a thing has no shape, and what brings it about has."""
+    facts = scene.violation.facts
+    if "(the vocabulary)" in scene.headline:
+        yield "tokenizer/vocab", "a token outside the target's vocabulary"
+    if scene.claim.startswith(("tree.", "kv.")):
+        yield from _by_model(scene, scene.needed_model)
+    if scene.claim in _BEHIND:
+        yield _BEHIND[scene.claim], "what this claim does beyond a plain round brings it about"
+    if any(word in facts.headline for word in _OF_SIZES) or facts.actual.startswith("IndexError"):
+        yield "capacity/out-of-range", "a buffer or an index does not fit"
+    if "nan" in scene.headline:
+        yield "dtype/precision", "what is answered is no number"
+
+
 # One verification forward
 
 
 def _tree(scene: Scene) -> Iterator[Reason]:
-    needed = scene.needed_model
-    if needed == "recurrence":
-        yield "recurrent-state-rollback", "only models with recurrent layers fail"
-    if needed == "window":
-        yield "sliding-window", "only models with a window fail"
-    if needed == "groups":
-        yield "GQA-head-mapping", "only models with grouped heads (1 < Hkv < Hq) fail"
+    yield from _by_model(scene, scene.needed_model)
     if scene.needs_pages:
         yield "kv-slot/page-mapping", "only paged caches fail"
     yield from _seen(scene)
@@ -115,6 +144,15 @@ def _tree(scene: Scene) -> Iterator[Reason]:
         yield from _computed(scene, pair)
     yield from _by_moves(scene)
     yield from _rows_of_logits(scene)
+
+
+def _by_model(scene: Scene, needed: str) -> Iterator[Reason]:
+    if needed == "recurrence":
+        yield "recurrent-state-rollback", "only models with recurrent layers fail"
+    if needed == "window":
+        yield "sliding-window", "only models with a window fail"
+    if needed == "groups":
+        yield "GQA-head-mapping", "only models with grouped heads (1 < Hkv < Hq) fail"
 
 
 def _seen(scene: Scene) -> Iterator[Reason]:
@@ -162,7 +200,10 @@ def _computed(scene: Scene, pair: Pair) -> Iterator[Reason]:
         for leaf in computed
         if leaf.part[1] == first.part[1]
     )
-    if size < SMALL:
+    if isinstance(scene.case, LongCase):  # what is small there is one row among many
+        if "k" not in here and "v" not in here:
+            yield "mask-missing-ancestor", "keys and values are right, and a long context is attended to wrongly"
+    elif size < SMALL:
         yield "dtype/precision", f"all is right but for {size:.1g} of the scale"
     if "k" in here and "v" not in here:
         yield "position-ids", "keys are wrong and values are right: what turns keys is the position"
@@ -432,21 +473,32 @@ def _fails_renamed(scene: Scene, case: WalkCase) -> bool:
 
 
 def _verify_batch(scene: Scene) -> Iterator[Reason]:
-    case = scene.case
+    """Each tree alone is verified rightly: in what must trees differ for several not to be?"""
     if "greedy.walk" not in scene.held:
         return
-    sizes = {len(one.tokens) for one in case.walks} if isinstance(case, WalkBatchCase) else set()
-    for leaf in scene.wrong:
-        if leaf.part == ("bonus_token",) and scene.actual(leaf) in (0, -1) and len(sizes) > 1:
-            yield "accept-padding/placeholder", "behind a smaller tree the padding token is emitted"
-    answers = [
-        {leaf: value for leaf, value in trace.leaves.items() if leaf.name == "verify_batch" and leaf.part == ("path",)}
-        for trace in ((scene.pair.target, scene.pair.right) if scene.pair else ())
-    ]
-    if answers and sorted(answers[0].values()) == sorted(answers[1].values()):
+    tried = {one.differs: one for one in batches(scene.subject)}
+    failing = {differs: one for differs, one in tried.items() if one.wrong}
+    if any(one.is_shuffled for one in failing.values()):
         yield "batch-cross-talk", "the answers are right and stand in another order"
-    yield "batch-raggedness", "each tree alone is verified rightly, several of unequal size or path are not"
+    accepts = failing.get("accepts")
+    if accepts is not None and accepts.misses_bonus_only and all(not accepts.right[idx].path for idx in accepts.wrong):
+        yield "accept-padding/placeholder", "only where nothing is accepted, the token is read from another row"
+    elif "shapes" in failing and not accepts and "nothing" not in failing:
+        yield "accept-wrong-branch", "only trees of equal size and other parents are decided wrongly"
+    if failing.keys() == {"zero"} or any(_says_nobodys(one) for one in failing.values()):
+        yield "accept-padding/placeholder", "behind a smaller tree its padding is taken for a draft or for a row"
+    if failing and "nothing" not in failing:
+        yield "batch-raggedness", f"only trees of other {' or '.join(failing)} are decided wrongly"
+    if "nothing" in failing and failing["nothing"].wrong == [len(failing["nothing"].right) - 1]:
+        yield "batch-raggedness", "of an odd number of equal trees only the last is decided wrongly"
     yield "batch-cross-talk", "each tree alone is verified rightly, several are not"
+    yield "batch-raggedness", "each tree alone is verified rightly, several are not"
+
+
+def _says_nobodys(batch: Batch) -> bool:
+    """Whether a wrong token behind a path is one that no row says."""
+    said = frozenset().union(*batch.said)
+    return any(batch.answers[idx].bonus_token not in said for idx in batch.wrong)
 
 
 # Whole generations
@@ -454,8 +506,12 @@ def _verify_batch(scene: Scene) -> Iterator[Reason]:
 
 def _lossless(scene: Scene) -> Iterator[Reason]:
     tokens = [leaf for leaf in scene.wrong if leaf.part[:1] == ("token",)]
+    if tokens and tokens[0].number > 0 and "tokens, must have" in scene.headline:
+        yield "loop-state-stale", "a first request ends where it should, the next one on the same instance does not"
     if tokens and not any(leaf in _both(scene) for leaf in tokens):
         yield "eos/stop/max-length", "every token is right, and there are too many or too few of them"
+    if scene.wrong and scene.wrong[0].number > 0 and _fails_without_drafts(scene):
+        yield from _stale(scene)  # a request before it is all it takes
     yield from _first_round(scene)
     if {"tree.logits", "greedy.walk"} <= scene.held:
         yield "loop-state-stale", "a round alone is right, several in a row are not"
@@ -493,12 +549,40 @@ def _of_paths(path: tuple[int, ...], right: tuple[int, ...], number: Any) -> Ite
     yield "accept-wrong-branch", f"round {number} takes another path than the target says"
 
 
+def _metrics(scene: Scene) -> Iterator[Reason]:
+    if _goes_another_way(scene):
+        yield from _first_round(scene)
+    yield "metric-wrong", "the tokens are right, and the reported number is not the rounds'"
+
+
+def _goes_another_way(scene: Scene) -> bool:
+    """Whether rounds begin where no round of the good decoder's begins: something else is decided, not just told."""
+    if scene.pair is None:
+        return False
+    begins = [
+        {value[5] for leaf, value in trace.leaves.items() if leaf.part[:1] == ("round",)}
+        for trace in (scene.pair.target, scene.pair.right)
+    ]
+    return not begins[0] <= begins[1]
+
+
 def _repeatable(scene: Scene) -> Iterator[Reason]:
-    case = scene.case
-    if isinstance(case, StopCase) and scene.fails_with(replace(case, rounds=())):
-        yield "chunked-prefill/prefix-cache", "no draft is needed: what is kept of an earlier prompt is enough"
+    if "made behind another text" in scene.headline:
+        yield "loop-state-stale", "drafts of an earlier request are verified"
+    yield from _stale(scene)
+
+
+def _stale(scene: Scene) -> Iterator[Reason]:
+    """A first request is answered rightly, the same one after others is not."""
+    if _fails_without_drafts(scene) and not scene.mixes_unlike_texts:
+        yield "chunked-prefill/prefix-cache", "no draft is needed: what is kept of a text that begins alike is enough"
     yield "static-buffer-stale", "a first request is answered rightly, the same one after others is not"
     yield "loop-state-stale", "a first request is answered rightly, the same one after others is not"
+
+
+def _fails_without_drafts(scene: Scene) -> bool:
+    case = scene.case
+    return isinstance(case, GenerationCase) and (not case.rounds or scene.fails_with(replace(case, rounds=())))
 
 
 def _threshold(scene: Scene) -> Iterator[Reason]:
@@ -535,13 +619,21 @@ def _batch(scene: Scene) -> Iterator[Reason]:
     lengths = {len(row.prompt) for row in rows}
     joins = scene.claim == "batch.join"
     drafts = any(row.rounds for row in rows) and not scene.fails_with(_without_drafts(case))
-    if any((row.repetition, row.presence, row.frequency) != (100, 0, 0) for row in rows) and not joins:
+    if len(rows) == 1 and "tokens, must have" in scene.headline:
+        yield "eos/stop/max-length", "a row alone that joins late ends elsewhere"
+    penalties = {(row.repetition, row.presence, row.frequency) for row in rows}
+    if penalties != {(100, 0, 0)} and not joins:
+        if len(penalties) > 1 and not scene.fails_with(_of_one_sampling(case)):
+            yield "batch-cross-talk", "rows with other penalties than their neighbours are needed"
         yield "logits-processor-state", "only rows with penalties fail"
     if case.batch_layout == "left_padded":
         yield "mask-prefix/padding", "only the left-padded layout fails"
         yield "position-ids", "only the left-padded layout fails"
     if "made behind another text" in scene.headline:
         yield "batch-cross-talk", "a row verifies what was drafted for another one"
+    if not joins and "tokens, must have" not in scene.headline and _has_twins(case):
+        if not scene.fails_with(_of_unlike_prompts(case)):
+            yield "kv-slot/page-mapping", "only rows with the same prompt fail"
     if len({row.max_new_tokens for row in rows}) > 1 and not scene.fails_with(_of_one_length(case)):
         yield "batch-cross-talk", "rows that go on while others end are needed"
     if drafts and not joins and "verify.batch" in scene.held:
@@ -564,31 +656,76 @@ def _of_one_length(case: BatchCase) -> BatchCase:
 
 
 def _prompts_of_one_length(case: BatchCase) -> BatchCase:
-    shortest = min(len(row.prompt) for row in case.rows)
-    return replace(case, rows=tuple(replace(row, prompt=row.prompt[-shortest:]) for row in case.rows))
+    """Shorter ones grow at their beginning: what made rows differ stays."""
+    longest = max(len(row.prompt) for row in case.rows)
+    grown = ((*PROMPT * longest, *row.prompt)[-longest:] for row in case.rows)
+    return replace(case, rows=tuple(replace(row, prompt=one) for row, one in zip(case.rows, grown, strict=True)))
+
+
+def _of_one_sampling(case: BatchCase) -> BatchCase:
+    one = next(row for row in case.rows if (row.repetition, row.presence, row.frequency) != (100, 0, 0))
+    same = {"repetition": one.repetition, "presence": one.presence, "frequency": one.frequency}
+    return replace(case, rows=tuple(replace(row, **same) for row in case.rows))
+
+
+def _has_twins(case: BatchCase) -> bool:
+    return len({row.prompt for row in case.rows}) < len(case.rows)
+
+
+def _of_unlike_prompts(case: BatchCase) -> BatchCase:
+    """The same with another first token in each row."""
+    rows = (replace(row, prompt=(idx, *row.prompt[1:])) for idx, row in enumerate(case.rows))
+    return replace(case, rows=tuple(rows))
 
 
 def _drafter(scene: Scene) -> Iterator[Reason]:
     if "(the vocabulary)" in scene.headline:
         yield "tokenizer/vocab", "a token outside the target's vocabulary is drafted"
     yield from _by_drafter_claim.get(scene.claim, _nothing)(scene)
-    yield "drafter-desync", "the target as its own drafter is refused"
+    yield "drafter-desync", "the drafter is out of step with the text or with the target"
 
 
 def _draft_tree(scene: Scene) -> Iterator[Reason]:
     if "drafts what the model says" in scene.headline:
         if scene.needed_model == "window":
             yield "sliding-window", "only models with a window fail"
-        if "below node 0," not in scene.headline:
-            yield "tree-construction", "the first level is right, what is drafted below it is not"
-        elif scene.drafts_near_best:
-            yield "tree-construction", "what is drafted first is among the model's best, and not the best of them"
-        yield "tokenizer/vocab", "what is drafted first is not what the model says, though it is said to be"
-        yield "drafter-desync", "what is drafted first is not what the model says, though it is said to be"
+        yield from _choices(scene)
+        yield "drafter-desync", "what is drafted is not what the model says, though it is said to be"
+        yield "tokenizer/vocab", "what is drafted is not what the model says, though it is said to be"
     yield "tree-construction", "what is drafted is no tree, or not the one that it is said to be"
 
 
+def _choices(scene: Scene) -> Iterator[Reason]:
+    """What wrong choices of a drafter have in common, and where it chooses rightly."""
+    choices = scene.choices
+    wrong = [one for one in choices if one.is_wrong]
+    if not wrong:
+        yield "tree-construction", "with room for all the same drafter chooses rightly"
+        return
+    last = scene.subject.vocab_size(scene.case.model) - 1
+    if all(last in one.drafted for one in wrong):
+        yield "tokenizer/vocab", "whatever is drafted wrongly is the last token of the vocabulary"
+    if all(one.worst_rank > last - len(one.drafted) for one in wrong):
+        yield "tree-construction", "what is drafted is what the model finds least likely"
+    if all(one.worst_rank <= len(one.drafted) + 1 for one in wrong):
+        depths = {one.depth for one in wrong}
+        if any(one.depth in depths and not one.is_wrong for one in choices):
+            yield "drafter-desync", "most of what is drafted is right, and the rest is nearly right"
+        yield "tree-construction", "what is drafted is among the model's best, and not the best of them"
+    if not any(one.depth == 0 for one in wrong):
+        if all(one.is_anothers for one in wrong):
+            yield "tree-construction", "what is drafted below a node is what the model says below another one"
+        if any(len(one.drafted) > 1 for one in choices):
+            yield "tree-construction", "the first level is right, what is drafted below it is not"
+        yield "drafter-desync", "the first draft is right, what is drafted behind it is not"
+    if all(one.is_wrong for one in choices if one.depth == 0):
+        yield "tokenizer/vocab", "nothing that is drafted first is what the model says"
+
+
 def _draft_law(scene: Scene) -> Iterator[Reason]:
+    times = re.search(r"token \d+ came (\d+) of (\d+) times", scene.headline)
+    if times and times[1] == times[2]:
+        yield "rng/seed", "whatever the coins, the same token is drawn"
     if any(word in scene.headline for word in ("coin", "independent", "uniform")):
         yield "rng/seed", "one coin decides what several should"
     if "is no law" in scene.headline:
@@ -636,6 +773,12 @@ def _histories(scene: Scene) -> Iterator[Reason]:
     yield "kv-off-by-one", "after a history of accepts it drafts unlike a fresh drafter"
 
 
+def _self_draft(scene: Scene) -> Iterator[Reason]:
+    if "left to emit" in scene.headline:
+        yield "performance", "more is drafted and verified than can be emitted"
+    yield "drafter-desync", "the target as its own drafter is refused"
+
+
 def _always(fault_class: str, reason: str) -> Callable[[Scene], Iterator[Reason]]:
     return lambda scene: iter([(fault_class, reason)])
 
@@ -647,6 +790,7 @@ _by_drafter_claim: dict[str, Callable[[Scene], Iterator[Reason]]] = {
     "drafter.no_peeking": _peeking,
     "drafter.deterministic": _always("rng/seed", "equal coins give unequal drafts"),
     "drafter.state": _histories,
+    "drafter.self_draft": _self_draft,
 }
 _by_family: dict[str, Callable[[Scene], Iterator[Reason]]] = {
     "tree": _tree,
@@ -664,7 +808,7 @@ _by_claim: dict[str, Callable[[Scene], Iterator[Reason]]] = {
     "progress": _always("loop-state-stale", "generation ends although nothing ends it"),
     "ranks.agree": _always("rank-divergence", "ranks that decode the same text part"),
     "cost.rows": _always("performance", "more rows are computed than the rounds need"),
-    "metrics.acceptance": _always("metric-wrong", "the tokens are right, and the reported number is not the rounds'"),
+    "metrics.acceptance": _metrics,
     "threshold.consistency": _threshold,
 }
 
