@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Protocol, cast
 import torch
 from torch import Tensor
 
-from specbench.protocols import Coins, Drafter, SeededCoins
+from specbench.protocols import Coins, Drafter
 from specbench.reference.batch_layouts import BatchForwardStep, RaggedModel, forward_packed
 from specbench.reference.kv_cache import AppendableCache
 from specbench.reference.layouts import flatten_causal
+from specbench.reference.verify import SharedNoise
 from specbench.steps import CommitStep, WalkStep
 from specbench.tree import DraftTree
-from specbench.types import Generation, Request, Round, VerifyResult, as_token_ids
+from specbench.types import Generation, Request, Round, Sampling, VerifyResult, as_token_ids
 
 if TYPE_CHECKING:
     from specbench.reference.decoder import Decoder
@@ -47,6 +48,27 @@ class BatchRow:
     @property
     def num_remaining(self) -> int:
         return len(self.request.prompt) + self.request.max_new_tokens - len(self.context)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How one row of a batch accepts: its decoder's rules, its parameters, its own coins. root_place: of its root."""
+
+    decoder: Decoder
+    sampling: Sampling
+    coins: Coins | None
+    root_place: int = 0
+
+    def __call__(self, tree: DraftTree, logits: Tensor) -> VerifyResult:
+        return self.decoder.accept(tree, logits, sampling=self.sampling, coins=self.coins, root_place=self.root_place)
+
+
+class BatchSampleStep(Protocol):
+    def __call__(
+        self, draws: Sequence[Draw], trees: Sequence[DraftTree], flat_logits: Tensor, cu_nodes: Sequence[int]
+    ) -> list[VerifyResult]:
+        """For batches with a row above temperature 0; draws[b]: how row b accepts. The rest as in `BatchVerifyStep`."""
+        ...
 
 
 class BatchVerifyStep(Protocol):
@@ -78,6 +100,7 @@ class BatchSteps:
 
     forward: BatchForwardStep
     verify: BatchVerifyStep
+    sample: BatchSampleStep
     commit: BatchCommitStep
     join: Callable[[list[BatchRow], list[BatchRow]], list[BatchRow]]
     condense: Callable[[list[BatchRow]], list[BatchRow]]
@@ -122,7 +145,7 @@ def _new_row(decoder: Decoder, idx: int, request: Request, drafter_for: DrafterF
         decoder if drafter_for is None else decoder.with_drafter(drafter_for(request)),
         cast(AppendableCache, decoder.new_cache()),
         list(prompt),
-        SeededCoins(request.seed),
+        SharedNoise(request.seed),
         finish_reason=None if request.max_new_tokens else "length",
     )
 
@@ -162,7 +185,12 @@ def _round(decoder: Decoder, rows: list[BatchRow], steps: BatchSteps) -> None:
     cu_nodes = [0]
     for tree in trees:
         cu_nodes.append(cu_nodes[-1] + tree.num_nodes)
-    results = decoder.agreed(steps.verify(decoder.steps.walk, trees, torch.cat(logits), cu_nodes))
+    if any(row.request.sampling.temperature for row in rows):
+        draws = [Draw(row.decoder, row.request.sampling, row.coins, len(row.context) - 1) for row in rows]
+        results = steps.sample(draws, trees, torch.cat(logits), cu_nodes)
+    else:
+        results = steps.verify(decoder.steps.walk, trees, torch.cat(logits), cu_nodes)
+    results = decoder.agreed(results)
     kept: list[list[int]] = []
     for row, tree, block, result, prefix_len in zip(rows, trees, blocks, results, prefix_lens, strict=True):
         emission = row.decoder.conclude(
@@ -190,6 +218,16 @@ def verify_each(
     ]
 
 
+def sample_each(
+    draws: Sequence[Draw], trees: Sequence[DraftTree], flat_logits: Tensor, cu_nodes: Sequence[int]
+) -> list[VerifyResult]:
+    """Each tree by its own rows, parameters and coins."""
+    return [
+        draw(tree, flat_logits[start:end])
+        for draw, tree, start, end in zip(draws, trees, cu_nodes[:-1], cu_nodes[1:], strict=True)
+    ]
+
+
 def commit_each(
     commit: CommitStep,
     caches: Sequence[AppendableCache],
@@ -211,4 +249,6 @@ def condense(rows: list[BatchRow]) -> list[BatchRow]:
     return [row for row in rows if row.finish_reason is None]
 
 
-BATCH_STEPS = BatchSteps(forward=forward_packed, verify=verify_each, commit=commit_each, join=join, condense=condense)
+BATCH_STEPS = BatchSteps(
+    forward=forward_packed, verify=verify_each, sample=sample_each, commit=commit_each, join=join, condense=condense
+)

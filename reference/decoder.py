@@ -1,7 +1,7 @@
 """The reference decoder: draft, verify as a tree, keep what the target would have said, repeat.
 
-At least one token is emitted every round, the correction after a fully rejected draft included. Greedy only: sampled
-acceptance rules are separate work, and beam search is refused.
+At least one token is emitted every round, the correction after a fully rejected draft included. At temperature 0 the
+argmax is followed, above it a lossless acceptance rule keeps the target's law. Beam search is refused.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import TypeVar
 from torch import Tensor
 
 from specbench.lockstep import Group
-from specbench.protocols import Cache, Coins, Drafter, LanguageModel, SeededCoins
-from specbench.reference.batch import BATCH_STEPS, BatchSteps, DrafterFor, generate_batch
+from specbench.protocols import Cache, Coins, Drafter, LanguageModel
+from specbench.reference.batch import BATCH_STEPS, BatchSteps, DrafterFor, Draw, generate_batch
 from specbench.reference.batch_layouts import can_batch
+from specbench.reference.sampling import probs, sample
 from specbench.reference.session import TreeSession
-from specbench.reference.steps import STEPS
-from specbench.reference.verify import threshold_walk
+from specbench.reference.steps import STEPS, sample_by
+from specbench.reference.verify import SharedNoise, rule_named, threshold_walk
 from specbench.steps import Emission, FlatTree, Steps
 from specbench.tree import DraftTree, root_only
 from specbench.types import (
@@ -37,13 +38,13 @@ Decision = TypeVar("Decision")
 
 
 class Decoder(TreeSession):
-    """A speculative decoder over one model and one drafter (None decodes plainly). Levels 0 to 3.
+    """A speculative decoder over one model and one drafter (None decodes plainly). Levels 0 to 3, and 6.
 
     max_nodes, max_depth: the most drafts and the deepest level asked of the drafter in a round. batch_steps: what a
     batch does besides. group: ranks that decode in lock step; what the first one drafts and accepts is what all use.
     """
 
-    features = ("stop_sequences", "min_new_tokens", "penalties", "bad_words", "grammar", "processors")
+    features = ("stop_sequences", "min_new_tokens", "penalties", "bad_words", "grammar", "processors", "sampling")
 
     def __init__(
         self,
@@ -128,6 +129,7 @@ class Decoder(TreeSession):
             num_remaining=num_remaining,
             sampling=sampling,
             stop=stop,
+            coins=coins,
         )
         # A stop rule may have cut the path; the last emitted token is the next root and stays uncached.
         self.commit(result.path[: len(emission.tokens) - 1])
@@ -155,10 +157,11 @@ class Decoder(TreeSession):
         num_remaining: int,
         sampling: Sampling,
         stop: Stop,
+        coins: Coins,
     ) -> tuple[VerifyResult, Emission]:
         """What the target's logits float [N, V] accept, and what of it is emitted; the drafter is told, if it asks."""
         logits = self.process(tree, target_logits, context, num_prompt=num_prompt, sampling=sampling, stop=stop)
-        result = self.agreed(self.steps.walk(tree, logits))
+        result = self.agreed(self.accept(tree, logits, sampling=sampling, coins=coins, root_place=len(context) - 1))
         emission = self.conclude(tree, result, context, num_prompt=num_prompt, num_remaining=num_remaining, stop=stop)
         return result, emission
 
@@ -176,6 +179,18 @@ class Decoder(TreeSession):
         return self.steps.process(
             tree, target_logits, context=context, num_prompt=num_prompt, sampling=sampling, stop=stop
         )
+
+    def accept(
+        self, tree: DraftTree, logits: Tensor, *, sampling: Sampling, coins: Coins | None, root_place: int = 0
+    ) -> VerifyResult:
+        """By argmax at temperature 0, which no coin touches, else by the sampling rule. logits: float [N, V]."""
+        if sampling.temperature == 0.0:
+            return self.steps.walk(tree, logits)
+        if coins is None:
+            raise ValueError(
+                f"coins = None must be given at temperature {sampling.temperature}: there is a draw to make"
+            )
+        return self.steps.sample(tree, logits, sampling=sampling, coins=coins, root_place=root_place)
 
     def conclude(
         self,
@@ -230,7 +245,7 @@ class Decoder(TreeSession):
     ) -> VerifyResult:
         """Level 2: the acceptance rule alone. target_logits: float [N, V], row i follows node i."""
         refuse_unsupported(sampling)
-        return self.steps.walk(tree, target_logits)
+        return self.accept(tree, target_logits, sampling=sampling, coins=coins)
 
     def verify_batch(
         self,
@@ -252,11 +267,27 @@ class Decoder(TreeSession):
             raise ValueError(f"cu_nodes = {given} must be {expected} (0, then the nodes of the trees summed up)")
         if len(flat_logits) != expected[-1]:
             raise ValueError(f"flat_logits has {len(flat_logits)} rows, must have {expected[-1]} (nodes of all trees)")
-        return self._batch_steps.verify(self.steps.walk, trees, flat_logits, given)
+        if sampling.temperature == 0.0:
+            return self._batch_steps.verify(self.steps.walk, trees, flat_logits, given)
+        draws = [Draw(self, sampling, coins) for _ in trees]
+        return self._batch_steps.sample(draws, trees, flat_logits, given)
+
+    def probs(self, logits: Tensor, sampling: Sampling) -> Tensor:
+        """Level 6: float64 [V], the law that sampling parameters make of a row of logits float [V]."""
+        return probs(logits, sampling)
+
+    def sample(self, probs: Tensor, coins: Coins) -> int:
+        """Level 6: a token drawn from a law float64 [V]."""
+        return sample(probs, coins)
 
     def with_threshold(self, threshold: float) -> Decoder:
         """LOSSY: the same decoder, accepting a draft while the target's probability of it exceeds `threshold`."""
         return self._like(self._drafter, replace(self.steps, walk=threshold_walk(threshold)))
+
+    def with_rule(self, name: str) -> Decoder:
+        """The same decoder with one acceptance rule at temperatures above 0, one of `reference.verify.RULES`. A rule
+        that is lossy keeps being so; ValueError when it meets a tree that it is not made for."""
+        return self._like(self._drafter, replace(self.steps, sample=sample_by(rule_named(name))))
 
     def with_drafter(self, drafter: Drafter | None) -> Decoder:
         """The same decoder over another drafter, with nothing cached."""
@@ -300,7 +331,7 @@ class DecodingSession:
             raise ValueError("prompt is empty: it must hold at least one token (the root of the first tree)")
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens = {max_new_tokens} must be >= 0")
-        num_prompt, coins = len(context), SeededCoins(seed)
+        num_prompt, coins = len(context), SharedNoise(seed)
         rounds: list[Round] = []
         finish_reason = None if max_new_tokens else "length"
         decoder.extend(context[decoder.cache_len : -1])
@@ -325,9 +356,4 @@ def refuse_unsupported(sampling: Sampling) -> None:
         raise ValueError(
             f"num_beams = {sampling.num_beams} must be 1: beam search ranks several texts at once, so there is no "
             "single plain-decoding output for a verified draft to equal"
-        )
-    if sampling.temperature != 0.0:
-        raise ValueError(
-            f"temperature = {sampling.temperature} must be 0.0: this decoder verifies greedily, "
-            "and sampling with a greedy rule would change the law"
         )

@@ -10,8 +10,9 @@ from torch import Tensor
 from specbench.protocols import Cache, Coins, Drafter, LanguageModel
 from specbench.reference.layouts import flatten_tree_mask
 from specbench.reference.processors import process_row
-from specbench.reference.verify import greedy_walk
-from specbench.steps import Emission, FlatTree, Steps
+from specbench.reference.sampling import probs
+from specbench.reference.verify import CoinChance, Rule, greedy_walk, rule_for
+from specbench.steps import Emission, FlatTree, SampleStep, Steps
 from specbench.tree import DraftTree
 from specbench.types import Sampling, Stop, Taps, VerifyResult
 
@@ -51,6 +52,26 @@ def process(
     return torch.stack(rows)
 
 
+def sample(
+    tree: DraftTree, target_logits: Tensor, *, sampling: Sampling, coins: Coins, root_place: int = 0
+) -> VerifyResult:
+    """The lossless rule that is usual for how the tree's drafts were made."""
+    return sample_by(rule_for(tree))(tree, target_logits, sampling=sampling, coins=coins, root_place=root_place)
+
+
+def sample_by(rule: Rule) -> SampleStep:
+    """The step that accepts by one rule, over the target's law after all sampling parameters."""
+
+    def step(
+        tree: DraftTree, target_logits: Tensor, *, sampling: Sampling, coins: Coins, root_place: int = 0
+    ) -> VerifyResult:
+        p = probs(target_logits, sampling).tolist()
+        q = None if tree.draft_probs is None else tree.draft_probs.double().tolist()
+        return rule.verify(tree, p, q, CoinChance(coins, root_place=root_place))
+
+    return step
+
+
 def emit(
     tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
 ) -> Emission:
@@ -73,6 +94,7 @@ STEPS = Steps(
     forward=forward,
     process=process,
     walk=greedy_walk,
+    sample=sample,
     emit=emit,
     commit=commit,
 )

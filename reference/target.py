@@ -15,6 +15,8 @@ from specbench.reference.layouts import LAYOUTS
 from specbench.reference.steps import STEPS
 from specbench.steps import Steps
 
+_LEVEL_2 = ("verify", "verify_batch", "accept")
+
 
 class ReferenceTarget:
     """plant, plant_batch, plant_group, plant_model: turn good steps, batch steps, a group of ranks or models into
@@ -71,7 +73,7 @@ class ReferenceTarget:
     @property
     def planted(self) -> frozenset[str]:
         """What is not as it should be: names of steps ("walk"), of batch steps ("batch.verify"), "group", "model",
-        "decoder", "drafters"; empty for the correct decoder."""
+        "decoder", "verifier" besides where that is in its level 2, "drafters"; empty for the correct decoder."""
         parts: set[str] = set()
         if self._plant is not None:
             parts |= {name for name, step in vars(self._plant(STEPS)).items() if step is not getattr(STEPS, name)}
@@ -82,6 +84,7 @@ class ReferenceTarget:
             "group": self._plant_group is not None,
             "model": self._plant_model is not None,
             "decoder": self._decoder is not Decoder,
+            "verifier": any(getattr(self._decoder, name) is not getattr(Decoder, name) for name in _LEVEL_2),
             "drafters": self._drafters != dict(DRAFTERS) or self.self_drafters != tuple(SELF_DRAFTERS),
         }
         return frozenset(parts | {name for name, is_planted in others.items() if is_planted})

@@ -25,6 +25,7 @@ _HOMES = {
     "VerifyResult": "types",
     "Drafter": "protocols",
     "Generator": "protocols",
+    "Sampler": "protocols",
     "TargetModel": "protocols",
     "TreeModel": "protocols",
     "Verifier": "protocols",

@@ -12,12 +12,13 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from specbench.tree import DraftTree
+from specbench.tree import PROPOSALS, DraftTree
 
 MAX_INTS = 100_000
 MAX_PREFIX, MAX_NODES = 16_384, 1_024  # of a `LongCase`
 NUM_FLAVOURS = 4  # of logits in a walk case
 MAX_REPLAY_CHARS = 1_000_000
+MAX_LAW_VOCAB, MAX_LAW_NODES = 6, 8  # of a `LawCase`
 OWN_DRAFTERS = ("own_0", "own_1", "own_2", "own_3")  # the target's own, in the order of its `self_drafters`
 DRAFTERS = (
     *("scripted", "runner_up", "ngram", "ngram_chain", "self_chain", "self_tree", "early_exit"),
@@ -267,6 +268,41 @@ class DrafterCase(Case):
 
 
 @dataclass(frozen=True)
+class LawCase(Case):
+    """Drafts drawn behind one text of a toy model, for the law of what a verifier makes of them.
+
+    vocab_size, seed: of the toy (`law.toys`), which gives p and q for every context. parents: the shape of the draft,
+    proposal: how it is drafted. temperature, top_p, min_p in hundredths (100 and 0: no cut), top_k 0 for no cut.
+    """
+
+    vocab_size: int = 3
+    seed: int = 0
+    parents: tuple[int, ...] = (-1,)
+    proposal: str = "iid"
+    temperature: int = 100
+    top_k: int = 0
+    top_p: int = 100
+    min_p: int = 0
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self.parents) - 1
+
+
+@dataclass(frozen=True)
+class SampledCase(GenerationCase):
+    """A generation at a temperature, asked for again and again with other seeds. seed: the first of them. num_rows:
+    requests side by side, each with seeds of its own. temperature ... min_p: as in `LawCase`."""
+
+    seed: int = 0
+    num_rows: int = 1
+    temperature: int = 100
+    top_k: int = 0
+    top_p: int = 100
+    min_p: int = 0
+
+
+@dataclass(frozen=True)
 class BatchRequest:
     """One row of a batch: a prompt, a length, the script of its drafts (empty: none), an end token as in
     `GenerationCase`, and the round before which it joins. Penalties of its own as in `ProcessorCase`, a stop sequence
@@ -356,6 +392,8 @@ _KINDS = {
         DrafterCase,
         BatchCase,
         WalkBatchCase,
+        LawCase,
+        SampledCase,
     )
 }
 ROW_ADDITIONS = ("repetition", "presence", "frequency", "stop_from", "stop_len", "min_new_tokens")
@@ -544,6 +582,14 @@ def _check(case: Case) -> None:
                 DraftTree.of(op.numbers, op.parents)
     if isinstance(case, DrafterCase):
         _check_drafter_case(case)
+    if isinstance(case, LawCase):
+        DraftTree.of(range(len(case.parents)), case.parents)
+        _in_range("vocab_size", case.vocab_size, 2, MAX_LAW_VOCAB + 1, "a vocabulary that can be gone through")
+        _in_range("parents", len(case.parents), 1, MAX_LAW_NODES + 1, "a number of nodes that can be gone through")
+        if case.proposal not in PROPOSALS:
+            raise ValueError(f"replay string: proposal = {case.proposal!r} must be one of {', '.join(PROPOSALS)}")
+    if isinstance(case, LawCase | SampledCase):
+        _check_sampling(case)
     if isinstance(case, BatchCase):
         for idx, row in enumerate(case.rows):
             _check(case.alone(idx))
@@ -592,6 +638,16 @@ def _check_additions(case: GenerationCase) -> None:
                 raise ValueError(f"replay string: grammar holds {list(row)}, must hold token.state pairs by state")
             for after in row[1::2]:
                 _in_range("grammar", after, 0, len(case.grammar), "a state")
+
+
+def _check_sampling(case: LawCase | SampledCase) -> None:
+    _in_range("seed", case.seed, 0, 2**31, "a seed")
+    _in_range("temperature", case.temperature, 0, MAX_INTS, "hundredths")
+    _in_range("top_k", case.top_k, 0, MAX_INTS, "a number of tokens, or 0 for no cut")
+    _in_range("top_p", case.top_p, 1, 101, "hundredths")
+    _in_range("min_p", case.min_p, 0, 101, "hundredths")
+    if isinstance(case, SampledCase):
+        _in_range("num_rows", case.num_rows, 1, MAX_INTS, "a number of requests")
 
 
 def _check_stop(one: StopCase | BatchRequest) -> None:

@@ -234,6 +234,46 @@ class SelfDraftRejected(Violation):
     claim_id = "drafter.self_draft"
 
 
+class LawMismatch(Violation):
+    claim_id = "law.exact"
+
+
+class LawUnderParameters(Violation):
+    claim_id = "law.params"
+
+
+class ImpossibleToken(Violation):
+    claim_id = "law.support"
+
+
+class BoundExceeded(Violation):
+    claim_id = "law.acceptance_bound"
+
+
+class DraftedLawMismatch(Violation):
+    claim_id = "law.q"
+
+
+class JointLawMismatch(Violation):
+    claim_id = "law.joint"
+
+
+class RowsDepend(Violation):
+    claim_id = "law.rows"
+
+
+class SeedIgnored(Violation):
+    claim_id = "law.seed"
+
+
+class TemperatureZero(Violation):
+    claim_id = "greedy.temperature_zero"
+
+
+class SamplerMismatch(Violation):
+    claim_id = "sampler.law"
+
+
 CLAIMS: dict[str, Claim] = {
     claim.id: claim
     for claim in (
@@ -563,6 +603,83 @@ CLAIMS: dict[str, Claim] = {
             ("generate", "rounds", "oracle"),
             "the drafter's cache, positions and hidden states after an accept: the output stays right, only "
             "acceptance falls",
+        ),
+        Claim(
+            "greedy.temperature_zero",
+            2,
+            "at temperature 0 follow the argmax, whatever the coins, and however the drafts were drawn",
+            ("verify",),
+            "where temperature 0 is told from other temperatures",
+        ),
+        Claim(
+            "law.exact",
+            2,
+            "at temperature 1 emit tokens in exactly the target's joint law, whatever is drafted",
+            ("verify", "sampling"),
+            "the acceptance test and the residual: which p, which q, and what a refused sibling leaves",
+            share=0.2,
+        ),
+        Claim(
+            "law.params",
+            2,
+            "emit the law that temperature, top_k, top_p and min_p make of the target's logits",
+            ("verify", "sampling"),
+            "the order of the sampling parameters, and whether all of them reach acceptance, residual and bonus",
+            share=0.2,
+        ),
+        Claim(
+            "law.support",
+            2,
+            "never emit a token of probability zero, at whatever coins, and come to an end",
+            ("verify", "sampling"),
+            "comparisons at the ends of [0, 1), empty residuals, and padding columns",
+        ),
+        Claim(
+            "law.acceptance_bound",
+            2,
+            "accept no more drafts than a lossless rule can",
+            ("verify", "sampling"),
+            "the acceptance test: more than the optimum is accepted only at the cost of the law",
+            share=0.1,
+        ),
+        Claim(
+            "law.q",
+            5,
+            "emit the target's law when the target's own drafter drafts and its own verifier judges",
+            ("draft", "verify", "sampling", "build"),
+            "what the drafter hands on as draft_probs, and which row of it the verifier reads",
+            share=0.1,
+        ),
+        Claim(
+            "law.joint",
+            1,
+            "at temperatures above 0 generate texts in the target's joint law, over rounds and seeds",
+            ("generate", "sampling", "oracle", "build"),
+            "coins that are used twice, and what a round leaves to the next one",
+            share=0.05,
+        ),
+        Claim(
+            "law.rows",
+            1,
+            "give each row of a sampled batch the law of its own prompt, independent of the other rows",
+            ("generate_batch", "sampling", "oracle", "build"),
+            "coins, parameters and offsets that rows share",
+            share=0.05,
+        ),
+        Claim(
+            "law.seed",
+            1,
+            "give the same text for the same seed, and other texts for other seeds",
+            ("generate", "sampling"),
+            "randomness that the seed does not reach, or a seed that is never used",
+            share=0.2,
+        ),
+        Claim(
+            "sampler.law",
+            6,
+            "turn logits into the law that the sampling parameters ask for, and draw from it",
+            ("sampler",),
+            "the order of the filters, what ties at their edges, and the end of the cumulative sums",
         ),
     )
 }

@@ -139,6 +139,59 @@ def controls(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return 1 if num_accusations else 0
 
 
+def law(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench.law import survey
+
+    if args.lossiness and (args.rules or args.json or args.markdown):
+        args.parser.error("--lossiness draws every lossy rule, and takes no RULE, --json or --markdown")
+    for file in args.lossiness:
+        if file.suffix not in (".png", ".json"):
+            args.parser.error(f"--lossiness {file} must end in .png or .json")
+    try:
+        rules = survey.rules_named(args.rules)
+        for file in (args.json, args.markdown, *args.lossiness):
+            if file is not None:
+                file.open("a").close()  # whether it can be written is told now, and not in a minute
+    except ValueError as error:
+        print(f"specbench: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"specbench: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    if args.lossiness:
+        return _lossiness(args)
+    num_models = args.models or survey.NUM_MODELS
+    command = shlex.join(["specbench", "law", *args.rules, "--seed", str(args.seed), "--models", str(num_models)])
+    done = survey.survey(rules, seed=args.seed, num_models=num_models, tell=lambda line: print(line, flush=True))
+    print("", survey.summary(done), sep="\n")
+    if args.json is not None:
+        args.json.write_text(survey.as_json(done, command=command), encoding="utf-8")
+    if args.markdown is not None:
+        args.markdown.write_text(survey.as_markdown(done), encoding="utf-8")
+    return 0 if done.is_good else 1
+
+
+def _lossiness(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from specbench.law import lossiness
+    from specbench.reports.lossiness import figure
+
+    num_models = args.models or lossiness.NUM_MODELS
+    command = shlex.join(["specbench", "law", "--seed", str(args.seed), "--models", str(num_models)])
+    drawn = []
+    for curve in lossiness.curves(seed=args.seed, num_models=num_models):
+        print(lossiness.table(curve), flush=True)
+        drawn.append(curve)
+    for file in args.lossiness:
+        if file.suffix == ".json":
+            file.write_text(lossiness.as_json(drawn, command=f"{command} --lossiness FILE.json"), encoding="utf-8")
+        else:
+            title = f"{lossiness.DRAFTS}; means of {num_models} models"
+            figure([asdict(curve) for curve in drawn], title=title).savefig(file, dpi=150)
+    return 0
+
+
 def claims(args: argparse.Namespace, pytest_args: list[str]) -> int:
     from specbench import claim_list
 
@@ -237,6 +290,26 @@ def _parser() -> _Parser:
     one.add_argument("--workers", type=_count, metavar="N", help="processes (default: one a core)")
     one.add_argument("--json", type=Path, metavar="FILE", help="write the counts and every accusation as JSON")
     one.set_defaults(run=controls, parser=one)
+
+    one = commands.add_parser(
+        "law",
+        help="the exact law of every acceptance rule: lossless or not, what it accepts, and the optimum",
+        allow_abbrev=False,
+    )
+    one.add_argument("rules", nargs="*", metavar="RULE", help="acceptance rules; none: all of them")
+    one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the first toy model (default 0)")
+    one.add_argument("--models", type=_count, metavar="N", help="toy models a vocabulary (default: about a minute's)")
+    one.add_argument("--json", type=Path, metavar="FILE", help="write every case with its fractions as JSON")
+    one.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
+    one.add_argument(
+        "--lossiness",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="instead: what lossy rules gain and lose over their parameters, drawn (.png) or as data (.json)",
+    )
+    one.set_defaults(run=law, parser=one)
 
     one = commands.add_parser("claims", help="list the claims: id, level, MUST sentence, needs", allow_abbrev=False)
     form = one.add_mutually_exclusive_group()

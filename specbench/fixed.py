@@ -27,6 +27,7 @@ from specbench.cases import (
     Op,
     PerturbedCase,
     ProcessorCase,
+    SampledCase,
     StopCase,
     TreeCase,
     WalkCase,
@@ -61,6 +62,8 @@ REAL_QUICK = (
     "stop.eos",
     "cost.rows",
 )
+# Rules alone, judged on logits of ours; the claims about laws say by themselves where they are judged.
+KNOW_NO_MODEL = ("greedy.walk", "verify.batch", "greedy.temperature_zero", "sampler.law")
 
 # Long contexts: boundaries of blocks, index types and buffers lie at powers of two, so every run stands on both sides
 # of them. Written out, since drawing and reducing would ask for the longest ones hundreds of times.
@@ -93,7 +96,7 @@ def fixed_cases(claim: str, subject: Subject, profile: Profile) -> list[Case] | 
     """The list for a claim on a real model, or for one whose cases are long; None where Hypothesis draws."""
     if claim == "tree.long":
         return long_cases(subject, profile)
-    if not subject.bank.real or claim in ("greedy.walk", "verify.batch"):
+    if not subject.bank.real or claim in KNOW_NO_MODEL or (claim.startswith("law.") and claim != "law.seed"):
         return None
     if reason := _left_out(claim, subject, profile):
         raise NotTested(reason)
@@ -115,6 +118,8 @@ def fixed_cases(claim: str, subject: Subject, profile: Profile) -> list[Case] | 
         ]
     if claim.startswith("batch."):
         return [_batch(subject, joins=claim == "batch.join")]
+    if claim == "law.seed":
+        return [SampledCase(prompt=prompts[0][-MAX_PROMPT:], max_new_tokens=6, drafter="ngram")]
     if claim == "ranks.agree":
         one = _batch(subject, joins=False).alone(0)
         return [replace(one, prompt=one.prompt[-8:], max_new_tokens=4)]

@@ -71,15 +71,17 @@ CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "draft": (("context",), ("max_nodes", "max_depth", "sampling", "coins")),
     "observe": (("result",), ()),
     "build_drafter": (("model",), ()),
+    "probs": (("logits", "sampling"), ()),
+    "sample": (("probs", "coins"), ()),
 }
 # One of these a target has: each opens a level.
-ENTRY_CALLS = ("logits", "generate", "verify", "forward_tree", "draft", "build", "build_from", "build_drafter")
+ENTRY_CALLS = ("logits", "generate", "verify", "forward_tree", "draft", "build", "build_from", "build_drafter", "probs")
 TREE_METHODS = ("prefill", "forward_tree", "commit", "truncate")
 
 # What a target honours in `sampling` and `stop` besides end tokens, and whether it loads its drafter from the second
 # folder that build_from is given; it says so by `features`, since ignoring a field looks like every other wrong output.
 FEATURES = (
-    *("stop_sequences", "min_new_tokens", "penalties", "bad_words", "grammar", "processors"),
+    *("stop_sequences", "min_new_tokens", "penalties", "bad_words", "grammar", "processors", "sampling"),
     "drafter_checkpoint",
 )
 
@@ -112,6 +114,7 @@ EXPOSE = {
             ("bad_words", "sampling", "bad_words"),
             ("grammar", "sampling", "grammar"),
             ("processors", "sampling", "processors"),
+            ("sampling", "sampling", "temperature, top_k, top_p and min_p"),
         )
     },
     "drafter_checkpoint": "load the drafter from build_from's drafter_checkpoint, a folder like `checkpoint`, and say "
@@ -119,6 +122,7 @@ EXPOSE = {
     "law": "let draft name the law of its draws in draft_probs: at temperature > 0 no drafter of this target does",
     "fresh": "name a class or a factory instead of an object, or give the drafter reset(), so that what it drafts can "
     "be compared with what a fresh one drafts",
+    "sampler": "give the target probs(logits, sampling) -> the law [V], and sample(probs, coins) -> a token (level 6)",
     "rounds": "let generate return a specbench.types.Generation with one Round per verification",
 }
 
@@ -228,7 +232,11 @@ def capabilities(adapter: Any, name: str) -> frozenset[str]:
     has_tree = all(one in found for one in TREE_METHODS)
     words: set[str] = {one for one in ("generate", "verify", "draft", "verify_batch") if one in found}
     if "generate" in words:
-        words |= {one for one in ("generate_batch", "session") if one in found} | _features(adapter, name)
+        words |= {one for one in ("generate_batch", "session") if one in found}
+    if {"generate", "verify"} & words:
+        words |= _features(adapter, name)
+    if {"probs", "sample"} <= found:
+        words.add("sampler")
     if has_tree:
         if not hasattr(type(adapter), "cache_len") and not hasattr(adapter, "cache_len"):
             raise TargetError(f"target {name!r} has forward_tree but no `cache_len` property: add it (committed rows)")

@@ -19,6 +19,7 @@ from torch import Tensor
 from specbench.ambient import settings_of_the_target
 from specbench.claims import Facts, Misbehaviour, Violation
 from specbench.clock import Clock
+from specbench.law.scripted import CannotTell
 from specbench.lockstep import LockStep, OutOfStep
 from specbench.protocols import Coins, SeededCoins
 from specbench.sanitize import plain
@@ -74,6 +75,7 @@ class Probe:
         max_new_tokens: int,
         sampling: Sampling = GREEDY,
         stop: Stop = NEVER_STOP,
+        seed: int = 0,
         adapter: Any = None,
     ) -> Generation:
         """The answer as a Generation; bare token sequences get no rounds. adapter: another face of the target."""
@@ -81,7 +83,7 @@ class Probe:
         out = self._call(
             "generate",
             lambda: one.generate(
-                list(prompt), max_new_tokens=max_new_tokens, sampling=replace(sampling), stop=replace(stop), seed=0
+                list(prompt), max_new_tokens=max_new_tokens, sampling=replace(sampling), stop=replace(stop), seed=seed
             ),
         )
         return self.noted("generate", self._generation("generate", out, stop))
@@ -145,11 +147,13 @@ class Probe:
 
     # level 2
 
-    def verify(self, tree: DraftTree, target_logits: Tensor) -> VerifyResult:
+    def verify(
+        self, tree: DraftTree, target_logits: Tensor, *, sampling: Sampling = GREEDY, coins: Coins | None = None
+    ) -> VerifyResult:
         out = self._call(
             "verify",
             lambda: self.adapter.verify(
-                _copy(tree), target_logits.clone(), sampling=replace(GREEDY), coins=SeededCoins(0)
+                _copy(tree), target_logits.clone(), sampling=replace(sampling), coins=coins or SeededCoins(0)
             ),
         )
         return self.noted("verify", self._verify_result("verify", out, tree))
@@ -172,6 +176,19 @@ class Probe:
             self.noted("verify_batch", self._verify_result("verify_batch", one, tree))
             for one, tree in zip(answers, trees, strict=True)
         ]
+
+    # level 6
+
+    def probs(self, logits: Tensor, sampling: Sampling) -> Tensor:
+        """float64 [V]: the target's own law of one row of logits."""
+        out = self._call("probs", lambda: self.adapter.probs(logits.clone(), replace(sampling)))
+        return self.noted("probs", self._real_tensor("probs", out, [len(logits)]).double())
+
+    def sample(self, probs: Tensor, coins: Coins) -> int:
+        """A token drawn from a law."""
+        out = self._call("sample", lambda: self.adapter.sample(probs.clone(), coins))
+        (token,) = self._token_ids("sample", [out])
+        return self.noted("sample", token)
 
     # level 3
 
@@ -322,8 +339,8 @@ class Probe:
         with self._guarded(name), settings_of_the_target():
             try:
                 return call()
-            except KeyboardInterrupt:
-                raise  # the user's; a target's own is told from it by --specbench-isolate
+            except (KeyboardInterrupt, CannotTell):
+                raise  # the user's, a target's own is told from it by --specbench-isolate; or that of our coins
             except BaseException as error:
                 facts = Facts(
                     headline=f"{name}() raised {_said_of(error)}",
@@ -491,7 +508,8 @@ def _listed(values: Any) -> Any:
 
 def _copy(tree: DraftTree) -> DraftTree:
     """What a target does to the tree it is given must not reach the tree it is judged by."""
-    return DraftTree.of(tree.token_list, tree.parent_list)
+    draft_probs = None if tree.draft_probs is None else tree.draft_probs.clone()
+    return DraftTree(tree.tokens, tree.parents, draft_probs=draft_probs, proposal=tree.proposal)
 
 
 def _is_generation(value: Any) -> bool:

@@ -47,8 +47,10 @@ class Generator(Protocol):
 class Verifier(Protocol):
     """Level 2: the acceptance rule alone.
 
-    Optional: `verify_batch(trees, flat_logits, cu_nodes, *, sampling, coins)` for B trees at once, flat_logits float
-    [sum N, V], cu_nodes int64 [B+1] where each tree's rows begin and end; returns B results.
+    Optional: `features` with the word `sampling`, where temperatures above 0 are honoured; `proposals`, the kinds of
+    drafts it is made for (all three where it names none), and `only_chains = True`; `verify_batch(trees, flat_logits,
+    cu_nodes, *, sampling, coins)` for B trees at once, flat_logits float [sum N, V], cu_nodes int64 [B+1] where each
+    tree's rows begin and end; returns B results.
     """
 
     def verify(self, tree: DraftTree, target_logits: Tensor, *, sampling: Sampling, coins: Coins) -> VerifyResult:
@@ -111,6 +113,19 @@ class Drafter(Protocol):
         self, context: list[int], *, max_nodes: int, max_depth: int, sampling: Sampling, coins: Coins
     ) -> DraftTree:
         """context: all committed tokens, the last one the root. At most `max_nodes` drafts, `max_depth` deep."""
+        ...
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Level 6: from logits to a law, and from a law to a token."""
+
+    def probs(self, logits: Tensor, sampling: Sampling) -> Tensor:
+        """logits: float [V], penalties and bans done. Returns float [V], what `sampling` makes of them."""
+        ...
+
+    def sample(self, probs: Tensor, coins: Coins) -> int:
+        """probs: float [V]. Returns a token, drawn with as many coins as it takes."""
         ...
 
 

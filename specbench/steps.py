@@ -98,6 +98,15 @@ class WalkStep(Protocol):
         ...
 
 
+class SampleStep(Protocol):
+    def __call__(
+        self, tree: DraftTree, target_logits: Tensor, *, sampling: Sampling, coins: Coins, root_place: int = 0
+    ) -> VerifyResult:
+        """The walk where the temperature is above 0. target_logits: float [N, V], processed, row i follows node i.
+        root_place: the absolute position of the root, for noise that hangs on it."""
+        ...
+
+
 class EmitStep(Protocol):
     def __call__(
         self, tree: DraftTree, result: VerifyResult, *, stop: Stop, num_remaining: int, output: Sequence[int] = ()
@@ -114,7 +123,7 @@ class CommitStep(Protocol):
 
 @dataclass(frozen=True)
 class Steps:
-    """One round: draft -> flatten -> forward -> process -> walk -> emit -> commit.
+    """One round: draft -> flatten -> forward -> process -> walk (or sample) -> emit -> commit.
 
     `emit` comes before `commit` because a stop rule may cut the accepted path, and rows past the cut must not be kept.
     """
@@ -124,5 +133,6 @@ class Steps:
     forward: ForwardStep
     process: ProcessStep
     walk: WalkStep
+    sample: SampleStep
     emit: EmitStep
     commit: CommitStep

@@ -26,10 +26,12 @@ from specbench.cases import (
     CommitRound,
     DrafterCase,
     GenerationCase,
+    LawCase,
     LongCase,
     MachineCase,
     PerturbedCase,
     ProcessorCase,
+    SampledCase,
     StopCase,
     TreeCase,
     Walk,
@@ -557,6 +559,106 @@ def self_draft_cases(draw: Draw, subject: Subject) -> GenerationCase:
     )
 
 
+# Shapes whose drafts and coins can be gone through, the most telling ones more than once.
+LAW_SHAPES = ((-1, 0), (-1, 0, 1), (-1, 0, 0), (-1, 0, 0, 1), (-1, 0, 0, 1, 2), (-1, 0, 0, 0))
+# Temperature, top_k, top_p, min_p: each alone, and together.
+LAW_PARAMETERS = (
+    (50, 0, 100, 0),
+    (200, 0, 100, 0),
+    (100, 2, 100, 0),
+    (100, 0, 70, 0),
+    (100, 0, 100, 40),
+    (70, 2, 80, 10),
+)
+# top_k, top_p, min_p of sampled generations.
+LAW_CUTS = ((0, 100, 0), (3, 100, 0), (0, 60, 0), (0, 100, 30), (4, 90, 5))
+
+
+@st.composite
+def law_cases(draw: Draw, subject: Subject, *, with_params: bool = False, whole: bool = True) -> LawCase:
+    """Drafts over a toy. with_params: at least one sampling parameter is not the usual one. whole: the law is found by
+    going through every coin, so that wide and deep trees take three tokens only."""
+    proposals, only_chains = subject.law_drafts
+    proposal = draw(st.sampled_from(proposals), label="proposal")
+    shapes = [one for one in LAW_SHAPES if not only_chains or one == tuple(range(-1, len(one) - 1))]
+    most = 4 if proposal == "deterministic" else 3  # drafts: each drawn one multiplies what is gone through by V
+    shape = draw(st.sampled_from([one for one in shapes if not whole or len(one) <= most + 1]), label="shape")
+    vocab_size = draw(st.sampled_from((3, 3, 4) if len(shape) > 2 else (3, 4, 5)), label="vocabulary")
+    temperature, top_k, top_p, min_p = draw(st.sampled_from(LAW_PARAMETERS)) if with_params else (100, 0, 100, 0)
+    return LawCase(
+        vocab_size=vocab_size,
+        seed=draw(st.integers(0, 999), label="seed"),
+        parents=shape,
+        proposal=proposal,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+    )
+
+
+@st.composite
+def sampled_cases(draw: Draw, subject: Subject, *, in_rows: bool = False, lengths: Sequence[int] = (3, 4, 2)) -> Any:
+    """Generations at a temperature. The simplest case, often the only one, is a telling one: drawn drafts over a large
+    vocabulary. in_rows: several requests side by side. lengths: of the output, the simplest first.
+
+    Over two tokens laws are steep, so that they are flattened; over more, cuts leave few enough texts to know them all.
+    """
+    models = _models_with_rows(subject) if in_rows else list(range(subject.bank.num_models))
+    model = draw(st.sampled_from(models), label="model")
+    vocab_size = subject.vocab_size(model)
+    proposals, only_chains = subject.law_drafts
+    drawn = ("early_exit", "early_exit") if set(proposals) - {"deterministic"} else ()
+    drafter = draw(st.sampled_from((*drawn, *(("scripted",) if "deterministic" in proposals else ()))), label="drafter")
+    rounds = []
+    if drafter == "scripted" and "build" in subject.has:
+        for _ in range(draw(st.integers(1, 3), label="rounds")):
+            one = draw(scripted_rounds(vocab_size, max_drafts=4))
+            parents = tuple(range(-1, len(one.parents) - 1)) if only_chains else one.parents
+            rounds.append(replace(one, parents=parents))
+    cuts = draw(st.sampled_from(LAW_CUTS if vocab_size > 2 else LAW_CUTS[:1]), label="cuts")
+    return SampledCase(
+        model=model,
+        layout=draw(st.sampled_from(subject.layouts), label="layout"),
+        prompt=draw(prompts(vocab_size)),
+        max_new_tokens=draw(st.sampled_from(lengths), label="max_new_tokens"),
+        rounds=tuple(rounds),
+        drafter=drafter,
+        seed=draw(st.integers(0, 9_999), label="seed"),
+        num_rows=draw(st.sampled_from((3, 2, 4)), label="rows") if in_rows else 1,
+        temperature=draw(st.sampled_from((100, 200, 70) if vocab_size > 2 else (200, 300)), label="temperature"),
+        top_k=cuts[0],
+        top_p=cuts[1],
+        min_p=cuts[2],
+    )
+
+
+@st.composite
+def seed_cases(draw: Draw, subject: Subject) -> SampledCase:
+    """Longer texts without a script, which would go on from one request to the next. Where no oracle tells how likely a
+    text is, they are so long and so hot that no sensible model says one again and again."""
+    case = draw(sampled_cases(subject, lengths=(8, 10, 12)))
+    drafter = case.drafter if case.drafter != "scripted" else draw(st.sampled_from(("self_tree", "ngram")))
+    case = replace(case, drafter=drafter, rounds=(), top_k=0, top_p=100, min_p=0)
+    return case if "oracle" in subject.has else replace(case, max_new_tokens=24, temperature=500)
+
+
+@st.composite
+def own_draft_cases(draw: Draw, subject: Subject) -> DrafterCase:
+    """Small drafts of the target's own drafters over the model of two tokens, where there is one."""
+    case = draw(drafter_cases(subject, with_law=True))
+    sizes = [subject.vocab_size(idx) for idx in range(subject.bank.num_models)]
+    model = sizes.index(min(sizes))
+    return replace(
+        case,
+        model=model,
+        prompt=draw(prompts(sizes[model])),
+        max_nodes=draw(st.sampled_from((3, 2, 1)), label="nodes"),
+        max_depth=draw(st.sampled_from((2, 1)), label="depth"),
+        temperature=draw(st.sampled_from((100, 50)), label="temperature of both"),
+    )
+
+
 # What each claim is judged on: the kind of case, and the strategy that draws it.
 Strategy = Callable[[Subject], st.SearchStrategy[Any]]
 _DRAWN: dict[str, tuple[type[Case], Strategy]] = {
@@ -596,6 +698,16 @@ _DRAWN: dict[str, tuple[type[Case], Strategy]] = {
     "drafter.state": (DrafterCase, lambda subject: drafter_cases(subject, num_rounds=(2, 5))),
     "drafter.law": (DrafterCase, lambda subject: drafter_cases(subject, with_law=True)),
     "drafter.self_draft": (GenerationCase, self_draft_cases),
+    "greedy.temperature_zero": (LawCase, lambda subject: law_cases(subject, whole=False)),
+    "law.exact": (LawCase, law_cases),
+    "law.params": (LawCase, lambda subject: law_cases(subject, with_params=True)),
+    "law.support": (LawCase, lambda subject: st.one_of(law_cases(subject), law_cases(subject, with_params=True))),
+    "law.acceptance_bound": (LawCase, law_cases),
+    "law.q": (DrafterCase, own_draft_cases),
+    "law.joint": (SampledCase, sampled_cases),
+    "law.rows": (SampledCase, lambda subject: sampled_cases(subject, in_rows=True, lengths=(2, 3, 4))),
+    "law.seed": (SampledCase, seed_cases),
+    "sampler.law": (LawCase, lambda subject: st.one_of(law_cases(subject), law_cases(subject, with_params=True))),
 }
 
 

@@ -29,7 +29,7 @@ from specbench.reference.kv_cache import QUANTISED
 from specbench.reference.model import LlamaModel
 from specbench.reference.session import TreeSession
 from specbench.reference.streaming import StreamedOracle
-from specbench.tree import DraftTree
+from specbench.tree import PROPOSALS, DraftTree
 from specbench.types import DTYPES, GREEDY, NEVER_STOP, Sampling, Stop
 from specbench.watchdog import Watchdog
 
@@ -188,6 +188,14 @@ class Subject:
         """Those of them that draft only what has stood in the context, by the target's own word."""
         declared = getattr(self.target.adapter, "lookup_drafters", ()) if self.target.has_build_drafter else ()
         return tuple(str(one) for one in declared)
+
+    @property
+    def law_drafts(self) -> tuple[tuple[str, ...], bool]:
+        """Which drafts its verifier is made for, by its own word: `proposals`, all of them where it names none, and
+        whether chains only (`only_chains`)."""
+        adapter = self.target.adapter
+        declared = tuple(str(one) for one in getattr(adapter, "proposals", ()) if one in PROPOSALS)
+        return declared or PROPOSALS, bool(getattr(adapter, "only_chains", False))
 
     @property
     def drafters_with_law(self) -> tuple[str, ...]:

@@ -63,12 +63,18 @@ class Sampling:
     the output), bad_words (token sequences that the output never holds), grammar (an automaton over the output),
     processors (called in turn). A drafted node's output ends with its own path.
 
+    What is drawn from is then the softmax of the logits after temperature (they are divided by it), top_k (the k
+    largest are kept, and what ties with the k-th), top_p (the most probable are kept until their sum reaches it, lowest
+    ids first among equals) and min_p (what has less than that share of the largest probability is dropped), each over
+    what the one before left (transformers' order; `reference.sampling`).
+
     `num_beams` exists so that a request for beam search can be refused by name rather than ignored.
     """
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
     num_beams: int = 1
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -84,6 +90,8 @@ class Sampling:
             raise ValueError(f"top_k = {self.top_k} must be >= 1, or None for no cut")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p = {self.top_p} must be in (0, 1], or None for no cut")
+        if self.min_p is not None and not 0.0 < self.min_p <= 1.0:
+            raise ValueError(f"min_p = {self.min_p} must be in (0, 1], or None for no cut")
         if self.num_beams < 1:
             raise ValueError(f"num_beams = {self.num_beams} must be >= 1")
         if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0):

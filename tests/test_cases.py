@@ -34,6 +34,7 @@ SUBJECT: Any = SimpleNamespace(
     has=frozenset({"build"}),
     cache_kinds=("contiguous", "preallocated"),
     layouts=("tree_mask", "path_batch"),
+    law_drafts=(("iid", "deterministic"), False),
 )
 CLAIM_OF_KIND = {
     "TreeCase": "tree.mask",
@@ -44,6 +45,7 @@ CLAIM_OF_KIND = {
     "StopCase": "stop.sequences",
     "ProcessorCase": "processors.grammar",
     "ChunkCase": "kv.chunked",
+    "LawCase": "law.params",
 }
 
 
@@ -110,7 +112,7 @@ COMMIT = "CommitCase,prompt=3,next_roots=1"
 WALK = "WalkCase,tokens=0.1,parents=-1.0,vocab_size=3"
 KINDS = (
     "TreeCase, PerturbedCase, ChunkCase, LongCase, CommitCase, WalkCase, GenerationCase, StopCase, ProcessorCase, "
-    "MachineCase, DrafterCase, BatchCase, WalkBatchCase"
+    "MachineCase, DrafterCase, BatchCase, WalkBatchCase, LawCase, SampledCase"
 )
 BAD = {
     "": (f"replay string names the case kind '': expected one of {KINDS}"),

@@ -19,7 +19,8 @@ from sessions import session_on
 from specbench.record import EQUAL
 from specbench.reference.controls.registry import CONTROLS
 from specbench.reference.model import LlamaConfig, tiny_llama
-from specbench.reference.rejection import Law, recursive_rejection, sample_and_match
+from specbench.reference.verify import RULES as ACCEPTANCE
+from specbench.reference.verify import Law, rule_for
 from specbench.tree import DraftTree, Proposal
 from specbench.types import VerifyResult
 
@@ -143,12 +144,12 @@ def emitted(toy: Toy, widths: Sequence[int], proposal: Proposal, rule: str) -> d
         tree, texts = grow(toy, widths, proposal, branches)
         p = [toy.p(text) for text in texts]
         if rule == "sample and match":
-            result = sample_and_match(tree, p, branches)
+            result = ACCEPTANCE["sample_and_match"].function(tree, p, None, branches)
         elif rule == "draw everywhere and match":
             result = draw_everywhere_and_match(tree, p, branches)
         else:
             q = None if proposal == "deterministic" else [toy.q(text) for text in texts]
-            result = recursive_rejection(tree, p, q, branches)
+            result = rule_for(tree).function(tree, p, q, branches)
         text = (*(tree.token_list[node] for node in result.path), result.bonus_token)
         while len(text) < LENGTH:
             text = (*text, branches.draw(toy.p(text)))
@@ -247,7 +248,7 @@ def test_control_unfiltered_q_while_p_is_filtered_is_exact() -> None:
 
 def test_control_struck_duplicates_are_harmless() -> None:
     tree = DraftTree.of((0, 1, 1), (-1, 0, 0))
-    law = law_of(lambda branches: (_said(tree, recursive_rejection(tree, [P, P, P], None, branches)),))
+    law = law_of(lambda branches: (_said(tree, rule_for(tree).function(tree, [P, P, P], None, branches)),))
     assert law == {(token,): one for token, one in enumerate(P)}
 
 

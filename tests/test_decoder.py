@@ -14,8 +14,10 @@ import torch
 from specbench.protocols import Drafter
 from specbench.reference import autoregressive
 from specbench.reference.decoder import Decoder
+from specbench.reference.drafters.gumbel import GumbelDrafter
 from specbench.reference.drafters.model import ModelDrafter, self_drafter
 from specbench.reference.drafters.ngram import NGramDrafter
+from specbench.reference.drafters.sampled import SampledDrafter
 from specbench.reference.drafters.scripted import RoundScript, ScriptedDrafter
 from specbench.reference.hf import HFModel
 from specbench.reference.kv_cache import CACHES, QUANTISED, new_cache
@@ -26,7 +28,7 @@ from specbench.reference.steps import STEPS, emit
 from specbench.reference.target import reference
 from specbench.steps import Emission
 from specbench.tree import DraftTree, chain, root_only
-from specbench.types import NEVER_STOP, Generation, Sampling, Stop, VerifyResult
+from specbench.types import NEVER_STOP, Generation, Request, Sampling, Stop, VerifyResult
 
 CONFIG = LlamaConfig(
     vocab_size=13, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4
@@ -349,13 +351,8 @@ def test_emission_is_cut_behind_the_first_end_token_and_at_the_limit(num_remaini
             "num_beams = 4 must be 1: beam search ranks several texts at once, so there is no single plain-decoding "
             "output for a verified draft to equal",
         ),
-        (
-            {"sampling": Sampling(temperature=0.7)},
-            "temperature = 0.7 must be 0.0: this decoder verifies greedily, and sampling with a greedy rule would "
-            "change the law",
-        ),
     ],
-    ids=["empty", "outside", "negative", "max_new_tokens", "beams", "temperature"],
+    ids=["empty", "outside", "negative", "max_new_tokens", "beams"],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(call, message):
     arguments = {"prompt": PROMPT, "max_new_tokens": 3, **call}
@@ -381,11 +378,61 @@ def test_a_drafted_token_outside_the_vocabulary_is_refused():
         Decoder(model(), Drafting(chain([5, 13]))).generate(PROMPT, max_new_tokens=3)
 
 
-def test_verify_is_the_greedy_walk_and_refuses_sampling():
-    logits = torch.eye(13)[[1, 2]]
-    assert Decoder(model()).verify(chain([5, 1]), logits) == VerifyResult((1,), 2)
-    with pytest.raises(ValueError, match=r"^temperature = 1\.0 must be 0\.0"):
-        Decoder(model()).verify(chain([5, 1]), logits, sampling=Sampling(temperature=1.0))
+def test_verify_is_the_greedy_walk_at_temperature_zero():
+    assert Decoder(model()).verify(chain([5, 1]), torch.eye(13)[[1, 2]]) == VerifyResult((1,), 2)
+
+
+def test_verify_has_to_be_given_coins_where_there_is_a_draw_to_make():
+    with pytest.raises(ValueError, match=r"^coins = None must be given at temperature 1\.0: there is a draw to make$"):
+        Decoder(model()).verify(chain([5, 1]), torch.eye(13)[[1, 2]], sampling=Sampling(temperature=1.0))
+
+
+def test_a_draft_is_refused_above_temperature_zero_where_its_coin_says_so():
+    """Row 0 gives token 1 exp(1) / (exp(1) + 12) = 0.185: a coin below keeps it, one above goes on with the residual."""
+    logits, sampling = torch.eye(13, dtype=torch.float64)[[1, 2]], Sampling(temperature=1.0)
+
+    class Coins:
+        def __init__(self, *uniforms):
+            self.uniforms = list(uniforms)
+
+        def uniform(self, num):
+            return torch.tensor([self.uniforms.pop(0) for _ in range(num)], dtype=torch.float64)
+
+    kept = Decoder(model()).verify(chain([5, 1]), logits, sampling=sampling, coins=Coins(0.18, 0.0))
+    refused = Decoder(model()).verify(chain([5, 1]), logits, sampling=sampling, coins=Coins(0.19, 0.1))
+    assert (kept, refused) == (VerifyResult((1,), 0), VerifyResult((), 2))
+
+
+@pytest.mark.parametrize("rule", ["recursive", "k_seq", "traversal", "sample_and_match"])
+def test_the_decoder_samples_by_any_rule_and_the_seed_decides(rule):
+    sampling = Sampling(temperature=1.0)
+    decoder = Decoder(model(), SampledDrafter(model(), widths=(2, 1))).with_rule(rule)
+    texts = [decoder.generate(PROMPT, max_new_tokens=6, sampling=sampling, seed=seed).tokens for seed in (1, 1, 2, 3)]
+    assert texts[0] == texts[1] and len({*texts}) > 1
+
+
+def test_gumbel_coupling_says_the_same_with_any_drafter_and_with_none():
+    """The only sampling rule whose output can be compared token by token."""
+    sampling, plain = Sampling(temperature=1.0), Decoder(model()).with_rule("gumbel")
+    drafting = plain.with_drafter(GumbelDrafter(model(), gamma=3))
+    right = plain.generate(PROMPT, max_new_tokens=12, sampling=sampling, seed=5)
+    found = drafting.generate(PROMPT, max_new_tokens=12, sampling=sampling, seed=5)
+    assert (found.tokens, len(found.rounds) < len(right.rounds)) == (right.tokens, True)
+
+
+def test_a_sampled_batch_gives_each_row_what_it_gives_alone():
+    sampling = Sampling(temperature=0.8, top_k=6)
+    requests = [
+        Request((3, 1), 5, sampling=sampling, seed=1),
+        Request((2, 4, 6), 7, seed=2),
+        Request((3, 1), 6, sampling, seed=3),
+    ]
+    decoder = Decoder(model())
+    alone = [
+        decoder.generate(one.prompt, max_new_tokens=one.max_new_tokens, sampling=one.sampling, seed=one.seed).tokens
+        for one in requests
+    ]
+    assert [one.tokens for one in decoder.generate_batch(requests)] == alone
 
 
 # ---- threshold

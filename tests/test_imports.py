@@ -71,11 +71,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.naming",),
     ("specbench.judge",),
     ("specbench.control_run", "specbench.fault_run", "specbench.soak", "specbench.worker"),
-    ("specbench.fault_report", "specbench.isolation"),
-    ("specbench.cli", "specbench.plugin", "specbench.reports", "specbench.suites"),
+    ("specbench.fault_report", "specbench.isolation", "specbench.reports"),
+    ("specbench.cli", "specbench.plugin", "specbench.suites"),
 )
 PACKAGES = tuple(
-    f"specbench.{name}" for name in ("checks", "engines", "kernels", "naming", "reference", "reports", "suites")
+    f"specbench.{name}" for name in ("checks", "engines", "kernels", "law", "naming", "reference", "reports", "suites")
 )
 
 # importer -> what it never imports, at any level of nesting.

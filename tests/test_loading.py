@@ -10,7 +10,7 @@ import pytest
 from specbench.loading import Target, TargetError, capabilities, load_target
 
 HERE = Path(__file__).parent
-METHODS = "logits, generate, verify, forward_tree, draft, build, build_from, build_drafter"
+METHODS = "logits, generate, verify, forward_tree, draft, build, build_from, build_drafter, probs"
 
 
 @pytest.fixture(autouse=True)

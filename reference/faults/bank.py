@@ -16,6 +16,8 @@ from specbench.reference.faults import (
     draws,
     heads,
     kinds,
+    law,
+    law_params,
     long,
     loop,
     mask,
@@ -70,6 +72,8 @@ FAULTS: dict[str, Fault] = {
         metric,
         vocab,
         draws,
+        law,
+        law_params,
         tree,
     )
     for one in family.FAULTS

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from specbench.cases import Case, DrafterCase
+from specbench.cases import Case, DrafterCase, LawCase, WalkBatchCase, WalkCase
 from specbench.loading import Target, TargetError
 from specbench.naming.trace import Leaf, Parted, Trace, differing, same, trace_of
 from specbench.own_bank import OwnBank
@@ -84,6 +84,8 @@ def compared(subject: Subject, claim: str, cases: Sequence[Case]) -> Comparison:
         right = trace_of(reference, claim, case)
         target = trace_of(subject, claim, case)
         pairs.append(Pair(case, target, right, differing(target, right, tolerance_of(subject))))
+    if all(isinstance(case, WalkCase | WalkBatchCase | LawCase) for case in cases):
+        good.used -= {"model", "decoder"}  # a verifier alone was asked
     if any(isinstance(case, DrafterCase) for case in cases):
         good.used.add("drafters")  # the good decoder has no drafter of that name, but a faulty one may be asked
     return Comparison(claim, tuple(pairs), reference, frozenset(good.used))
@@ -100,7 +102,7 @@ def matches_of(comparison: Comparison, faults: Collection[Fault]) -> list[Match]
             break
         made = fault.make()
         planted: frozenset[str] = getattr(made, "planted", frozenset())
-        if planted and not planted & comparison.used:
+        if not planted & comparison.used and (planted or "model" not in comparison.used):
             continue
         with suppress(TargetError, ValueError):  # one that cannot be built over these models
             match = _match(fault, comparison.reference.twin(Target("planted", made)), comparison)
@@ -136,7 +138,7 @@ class _Watched(ReferenceTarget):
 
     def __init__(self) -> None:
         super().__init__(self._watch, plant_batch=self._watch_batch, plant_group=self._watch_group)
-        self.used: set[str] = {"model", "decoder"}
+        self.used: set[str] = {"model", "decoder", "verifier"}
 
     def build_drafter(self, model: Any, *, name: str = "self_chain") -> Any:
         self.used.add("drafters")

@@ -20,6 +20,7 @@ from specbench.cases import (
     CommitCase,
     DrafterCase,
     GenerationCase,
+    LawCase,
     LongCase,
     TreeCase,
     WalkCase,
@@ -28,12 +29,13 @@ from specbench.checks.cache import planned
 from specbench.checks.walk import longest_path, winners_of
 from specbench.claims import Misbehaviour
 from specbench.compare import max_error, scale_of
+from specbench.naming import laws
 from specbench.naming.batches import Batch, batches
 from specbench.naming.fingerprint import Pair
 from specbench.naming.scene import PROMPT, Scene
 from specbench.naming.trace import Leaf
 from specbench.naming.walks import Walked, keeps_at_gap, walk, walked
-from specbench.tree import DraftTree
+from specbench.tree import PROPOSALS, DraftTree
 
 Visible = tuple[tuple[int, ...], tuple[int, ...]]  # prefix rows and nodes
 Reason = tuple[str, str]  # a fault class and why it is suspected
@@ -77,6 +79,10 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "batch.solo": (*_ROUND, "greedy.lossless", "verify.batch"),
     "batch.join": (*_ROUND, "greedy.lossless", "verify.batch", "batch.solo"),
     "ranks.agree": ("greedy.lossless",),
+    **dict.fromkeys(("law.params", "law.support", "law.acceptance_bound"), ("law.exact",)),
+    "law.q": ("drafter.law", "law.exact"),
+    "law.joint": ("law.exact", "law.params"),
+    "law.rows": ("law.exact", "law.params", "law.joint"),
     "metrics.acceptance": ("greedy.lossless",),
 }
 
@@ -664,8 +670,10 @@ def _prompts_of_one_length(case: BatchCase) -> BatchCase:
 
 def _of_one_sampling(case: BatchCase) -> BatchCase:
     one = next(row for row in case.rows if (row.repetition, row.presence, row.frequency) != (100, 0, 0))
-    same = {"repetition": one.repetition, "presence": one.presence, "frequency": one.frequency}
-    return replace(case, rows=tuple(replace(row, **same) for row in case.rows))
+    rows = (
+        replace(row, repetition=one.repetition, presence=one.presence, frequency=one.frequency) for row in case.rows
+    )
+    return replace(case, rows=tuple(rows))
 
 
 def _has_twins(case: BatchCase) -> bool:
@@ -720,6 +728,91 @@ def _choices(scene: Scene) -> Iterator[Reason]:
         yield "drafter-desync", "the first draft is right, what is drafted behind it is not"
     if all(one.is_wrong for one in choices if one.depth == 0):
         yield "tokenizer/vocab", "nothing that is drafted first is what the model says"
+
+
+def _verifier_law(scene: Scene) -> Iterator[Reason]:
+    """The law of a round: which of its decisions is off, on a single draft, on siblings, on a chain."""
+    if scene.claim == "law.params" and "law.exact" in scene.held:
+        yield "sampling-params-one-side", "at temperature 1 and without cuts the law is right"
+        return
+    alone = laws.answered(scene.subject, (-1,), "deterministic")
+    if any(not laws.alike(one.behind(()), one.p[0]) for one in alone):
+        if all(max(one.behind(())) > 1 - laws.CLOSE for one in alone):
+            yield "greedy-vs-sampling", "without any draft the same token is said whatever the coins"
+        elif all(max(map(abs, _gaps(one.behind(()), one.p[0]))) < SMALL for one in alone):
+            yield "dtype/precision", "without any draft the law is nearly right"
+        yield "sampling-params-one-side", "without any draft the law is not that of the logits"
+        return
+    single = [one for kind in PROPOSALS for one in laws.answered(scene.subject, (-1, 0), kind)]
+    found = list(_single_draft(single))
+    yield from found
+    if not found:
+        chains = [one for kind in PROPOSALS for one in laws.answered(scene.subject, (-1, 0, 1), kind, most=2)]
+        if any(one.num_coins < one.tree.num_nodes for one in chains):
+            yield "rng/seed", "one coin decides several things"
+        if any(one.q is not None for one in chains):
+            drawn = {one.tree.proposal for one in chains if _second_is_off(one)}
+            if drawn and "deterministic" not in drawn:
+                yield "q-not-matching", "the first draft is judged rightly, one behind it by another q than its own"
+            elif drawn:
+                yield "row-self", "the first draft is judged rightly, one behind it by another row than its parent's"
+    yield "accept-rule/residual-wrong", "drafts are kept, or replaced, by another law than the target's"
+    yield "q-not-matching", "drafts are kept, or replaced, by another law than the target's"
+
+
+def _single_draft(single: list[laws.Answered]) -> Iterator[Reason]:
+    """One draft below the root: how often it is kept, and what follows."""
+    wrong = [one for one in single if not laws.kept_rightly(one)]
+    if wrong and all(laws.kept_by(one, one.p[1]) for one in wrong):
+        yield "row-self", "a draft is kept as often as its own row says"
+    if wrong and all(min(one.accepted(), 1 - one.accepted()) < laws.CLOSE for one in wrong):
+        yield "greedy-vs-sampling", "a draft is kept always or never, whatever the coins"
+    if wrong and all(one.q is not None for one in wrong) and any(one.q is None for one in single):
+        yield "accept-rule/residual-wrong", "only drafts that were drawn are kept too often or too seldom"
+    if wrong:
+        return
+    behind = [one for one in single if one.behind((1,)) and not laws.alike(one.behind((1,)), one.p[1])]
+    refused = [
+        one
+        for one in single
+        if one.behind(()) and not any(laws.alike(one.behind(()), law) for law in laws.residuals(one))
+    ]
+    if behind and not refused:
+        yield "bonus/correction-token-wrong", "drafts are kept as they should be, what follows a kept one is off"
+    if refused:
+        yield "accept-rule/residual-wrong", "drafts are kept as they should be, what replaces a refused one is off"
+
+
+def _second_is_off(one: laws.Answered) -> bool:
+    """Whether, behind a kept first draft of a chain, the second is kept neither by p / q nor by p alone."""
+    first = one.accepted()
+    if first < laws.CLOSE or one.tree.num_nodes < 3:
+        return False
+    second = sum(mass for result, mass in one.law.items() if len(result.path) == 2) / first
+    token, p = one.tree.token_list[2], one.p[1]
+    chances = [p[token]] if one.q is None or not one.q[1][token] else [p[token], min(1.0, p[token] / one.q[1][token])]
+    return all(abs(second - chance) > laws.CLOSE for chance in chances)
+
+
+def _gaps(law: list[float], other: list[float]) -> list[float]:
+    return [one - two for one, two in zip(law, other, strict=True)]
+
+
+def _support(scene: Scene) -> Iterator[Reason]:
+    token = re.search(r"token (\d+) is emitted", scene.headline)
+    if token and isinstance(scene.case, LawCase) and int(token[1]) >= scene.case.vocab_size:
+        yield "tokenizer/vocab", "a padding column is drawn from"
+    yield from _verifier_law(scene)
+
+
+def _sampled(scene: Scene) -> Iterator[Reason]:
+    """Whole generations: where a round alone has the right law, rounds depend on one another."""
+    if scene.claim == "law.rows" and "law.joint" in scene.held:
+        yield "batch-cross-talk", "a row alone has the right law, rows together have not"
+    if "greedy" in scene.headline or "one and the same" in scene.headline:
+        yield "greedy-vs-sampling", "the same text comes whatever the seed"
+    yield "rng/seed", "a round alone has the right law, whole texts have not"
+    yield "batch-cross-talk", "a row alone has the right law, rows together have not"
 
 
 def _draft_law(scene: Scene) -> Iterator[Reason]:
@@ -809,6 +902,16 @@ _by_claim: dict[str, Callable[[Scene], Iterator[Reason]]] = {
     "ranks.agree": _always("rank-divergence", "ranks that decode the same text part"),
     "cost.rows": _always("performance", "more rows are computed than the rounds need"),
     "metrics.acceptance": _metrics,
+    "law.exact": _verifier_law,
+    "law.params": _verifier_law,
+    "law.acceptance_bound": _verifier_law,
+    "law.support": _support,
+    "law.q": _always("q-not-matching", "drafter and verifier are right alone, together they are not"),
+    "law.joint": _sampled,
+    "law.rows": _sampled,
+    "law.seed": _always("rng/seed", "the seed does not decide the text"),
+    "greedy.temperature_zero": _always("greedy-vs-sampling", "temperature 0 is taken for another one"),
+    "sampler.law": _always("sampling-params-one-side", "the law is not what the sampling parameters ask for"),
     "threshold.consistency": _threshold,
 }
 

@@ -1,0 +1,312 @@
+"""Claims about the law of one round, exact: every draft, every coin, and what the target's verifier makes of them.
+
+Toy models give p and q, so that no model is needed and a verifier sees zeros, equal laws and disjoint supports in every
+run. A verifier is asked with coins of our choosing; its law is found by going through all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from specbench import claims
+from specbench.cases import Case, LawCase, SampledCase
+from specbench.claims import Facts, Violation
+from specbench.law.joint import draft_law, round_law, total_variation
+from specbench.law.optimum import best_by_paths
+from specbench.law.scripted import CannotTell, law_of
+from specbench.law.toys import START, Context, Drafted, Toy
+from specbench.own_bank import OwnBank
+from specbench.probe import Probe
+from specbench.record import ClaimRecord
+from specbench.reference.sampling import probs
+from specbench.reference.verify import argmax_lowest, rule_for
+from specbench.subjects import NotTested, Subject
+from specbench.tree import DraftTree
+from specbench.types import GREEDY, Sampling, VerifyResult
+
+TOLERANCE = 1e-6  # of a total variation: what a verifier in float32 does to a law, and no fault
+GRID = 64  # looks at a coin before its pieces are narrowed down
+LAST_COIN = 1.0 - 2.0**-53
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """law: of the tokens that a round emits. accepted: drafts that it keeps, expected. tree: the likeliest draft."""
+
+    law: Mapping[Tokens, float]
+    accepted: float
+    tree: DraftTree
+
+
+def check_exact(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """One round behind one text, completed by the target's law: exactly the law of as many tokens as could come."""
+    _check_law(claims.LawMismatch, subject, case, record)
+
+
+def check_params(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """The same under sampling parameters."""
+    _check_law(claims.LawUnderParameters, subject, case, record)
+
+
+def check_bound(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """Expected acceptance against the most that any lossless rule can have; less than the usual rule's is told."""
+    assert isinstance(case, LawCase)
+    judged_once(subject)
+    toy, sampling = Toy(case.vocab_size, case.seed), sampling_of(case)
+    emitted = emitted_by(subject.open(case), case, toy, sampling)
+    record.num_nodes += case.num_drafts
+    best = float(best_by_paths(toy, START, case.parents, case.proposal))
+    if emitted.accepted > best + TOLERANCE:
+        raise claims.BoundExceeded(
+            Facts(
+                headline=f"accepts {emitted.accepted:.4f} drafts a round, more than any lossless rule can ({best:.4f})",
+                expected=f"at most {best:.4f}",
+                actual=f"{emitted.accepted:.4f}",
+                source="the largest flow from drafted to emitted paths (arXiv 2502.18779)",
+                remark="where more is kept than the laws allow, what is emitted is not the target's law",
+                tree=emitted.tree,
+            )
+        )
+    usual = rule_for(emitted.tree)
+    accepted = round_law(usual.function, toy, START, case.parents, case.proposal)
+    if emitted.accepted < float(accepted.expected_accepted) - TOLERANCE:
+        record.note_remark(f"fewer drafts are accepted than by the rule {usual.name}: speed is lost, no token is wrong")
+
+
+def check_support(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """Coins at both ends of [0, 1), alone and mixed, on every draft: what is kept and what is emitted can happen."""
+    assert isinstance(case, LawCase)
+    judged_once(subject)
+    toy, sampling = Toy(case.vocab_size, case.seed), sampling_of(case)
+    probe = subject.open(case)
+    for drafted, _ in drafts_of(case, toy):
+        tree, logits = as_asked(drafted, padding=case.seed % 3)
+        p = probs(logits, sampling)
+        for script in ((0.0,), (LAST_COIN,), (0.0, LAST_COIN), (LAST_COIN, 0.0), (0.0, 0.0, LAST_COIN)):
+            result = probe.verify(tree, logits, sampling=sampling, coins=_Repeating(script))
+            record.num_nodes += tree.num_drafts
+            for node, token in _steps(tree, result):
+                if float(p[node, token]) <= 0.0:
+                    _impossible(tree, node, token, script)
+
+
+def check_temperature_zero(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """The argmax is followed whatever coins say, and whatever the drafts were drawn from."""
+    assert isinstance(case, LawCase)
+    judged_once(subject)
+    toy = Toy(case.vocab_size, case.seed)
+    probe = subject.open(case)
+    for drafted, _ in drafts_of(case, toy):
+        tree, logits = as_asked(drafted)
+        for script in ((0.0,), (LAST_COIN,), (0.5, 0.25, 0.75)):
+            result = probe.verify(tree, logits, sampling=GREEDY, coins=_Repeating(script))
+            record.num_nodes += tree.num_drafts
+            for node, token in _steps(tree, result):
+                best = argmax_lowest(logits[node])
+                if token != best:
+                    raise claims.TemperatureZero(
+                        Facts(
+                            headline=f"at temperature 0 token {token} follows node {node}, whose argmax is {best} "
+                            f"({tree.proposal} drafts, coins {_named(script)})",
+                            expected=str(best),
+                            actual=str(token),
+                            source="the row of the node",
+                            tree=tree,
+                        )
+                    )
+            if tree.children(_last(result)) and any(
+                tree.token_list[child] == result.bonus_token for child in tree.children(_last(result))
+            ):
+                raise claims.TemperatureZero(
+                    Facts(
+                        headline=f"at temperature 0 a draft below node {_last(result)} is refused, and its token "
+                        f"{result.bonus_token} is emitted: acceptance is lost",
+                        expected="the draft is accepted",
+                        actual=f"path {list(result.path)}",
+                        source="the row of the node",
+                        tree=tree,
+                    )
+                )
+
+
+def check_sampler(subject: Subject, case: Case, record: ClaimRecord) -> None:
+    """The law of a row with ties, zeros and large logits, and the law of the draws from it."""
+    assert isinstance(case, LawCase)
+    judged_once(subject)
+    sampling, probe = sampling_of(case), subject.open(case)
+    for context in (START, (0, 1), (1, 0)):
+        row = logits_of(Toy(case.vocab_size, case.seed).p(context))
+        right, law = probs(row, sampling), probe.probs(row, sampling)
+        off = float((law - right).abs().max())
+        if not off <= TOLERANCE:
+            token = int((law - right).abs().argmax())
+            _wrong_sampler(f"probs() gives token {token} {float(law[token]):.6g}", right, law)
+        if sampling.temperature:
+            drawn = exact_law(lambda coins, law=right: probe.sample(law, coins))
+            found = torch.tensor([drawn.get(token, 0.0) for token in range(len(right))], dtype=torch.float64)
+            token = int((found - right).abs().argmax())
+            if float((found - right).abs().max()) > TOLERANCE:
+                _wrong_sampler(f"sample() draws token {token} with probability {float(found[token]):.6g}", right, found)
+
+
+def emitted_by(probe: Probe, case: LawCase, toy: Toy, sampling: Sampling) -> Emitted:
+    """What a verifier makes of every draft of a case."""
+    law: dict[Tokens, float] = {}
+    accepted, likeliest = 0.0, (0.0, DraftTree.of([0], [-1]))
+    for drafted, weight in drafts_of(case, toy):
+        tree, logits = as_asked(drafted)
+        for result, mass in exact_law(
+            lambda coins, tree=tree, logits=logits: probe.verify(tree, logits, sampling=sampling, coins=coins)
+        ).items():
+            text = (*drafted.tokens(result.path), result.bonus_token)
+            law[text] = law.get(text, 0.0) + float(weight) * mass
+            accepted += float(weight) * mass * len(result.path)
+        likeliest = max(likeliest, (float(weight), tree), key=lambda one: one[0])
+    return Emitted(law, accepted, likeliest[1])
+
+
+def exact_law(function: Any) -> Mapping[Any, float]:
+    """The law of a function of coins; NotTested where it is not to be had."""
+    try:
+        return law_of(function, grid=GRID)
+    except CannotTell as reason:
+        raise NotTested(f"the law of this target cannot be found by going through its coins: {reason}") from None
+
+
+def drafts_of(case: LawCase, toy: Toy) -> tuple[tuple[Drafted, Fraction], ...]:
+    """Every draft of a case and its probability."""
+    return draft_law(toy, START, case.parents, case.proposal)
+
+
+def as_asked(drafted: Drafted, *, padding: int = 0) -> tuple[DraftTree, Tensor]:
+    """The tree with its q, and logits float64 [N, V + padding] whose softmax is p; padding columns are -inf."""
+    logits = torch.stack([logits_of(row) for row in drafted.target_probs])
+    empty = torch.full((len(logits), padding), -math.inf, dtype=torch.float64)
+    tree = drafted.tree
+    if drafted.draft_probs is not None:
+        q = torch.tensor([[float(one) for one in row] for row in drafted.draft_probs], dtype=torch.float64)
+        q = torch.cat([q, torch.zeros_like(empty)], dim=1)
+        tree = DraftTree(tree.tokens, tree.parents, draft_probs=q, proposal=tree.proposal)
+    return tree, torch.cat([logits, empty], dim=1)
+
+
+def logits_of(law: tuple[Fraction, ...]) -> Tensor:
+    """float64 [V], -inf where the law is zero."""
+    return torch.tensor([math.log(one) if one else -math.inf for one in law], dtype=torch.float64)
+
+
+def sampling_of(case: LawCase | SampledCase) -> Sampling:
+    return Sampling(
+        temperature=case.temperature / 100,
+        top_k=case.top_k or None,
+        top_p=None if case.top_p == 100 else case.top_p / 100,
+        min_p=case.min_p / 100 or None,
+    )
+
+
+def judged_once(subject: Subject) -> None:
+    """A rule knows no model: it is judged in one column."""
+    if subject.bank.name != "tiny-fp64" and not isinstance(subject.bank, OwnBank):
+        raise NotTested("acceptance rules know no model and no precision of one: they are judged in tiny-fp64")
+
+
+def _check_law(violation: type[Violation], subject: Subject, case: Case, record: ClaimRecord) -> None:
+    assert isinstance(case, LawCase)
+    judged_once(subject)
+    toy, sampling = Toy(case.vocab_size, case.seed), sampling_of(case)
+    emitted = emitted_by(subject.open(case), case, toy, sampling)
+    record.num_nodes += case.num_drafts
+    num_tokens = max(len(text) for text in emitted.law)
+    actual = completed(emitted.law, toy, sampling, num_tokens)
+    right = completed({(): 1.0}, toy, sampling, num_tokens)
+    distance = float(total_variation(actual, right))
+    if distance > TOLERANCE:
+        worst = max({**actual, **right}, key=lambda text: abs(actual.get(text, 0.0) - right.get(text, 0.0)))
+        raise violation(
+            Facts(
+                headline=f"{case.proposal} drafts: the law of {num_tokens} token{'s' * (num_tokens > 1)} is off by a "
+                f"total variation of {distance:.3g}",
+                expected=f"{right.get(worst, 0.0):.6f} for {list(worst)}",
+                actual=f"{actual.get(worst, 0.0):.6f}",
+                source="the product of the target's own laws",
+                remark=f"every draft and every coin gone through; {emitted.accepted:.3f} drafts accepted a round",
+                tree=emitted.tree,
+            )
+        )
+
+
+def completed(law: Mapping[Tokens, float], toy: Toy, sampling: Sampling, num_tokens: int) -> dict[Tokens, float]:
+    """Texts of `num_tokens` tokens: what a law begins with, and plain draws behind it."""
+    whole: dict[Tokens, float] = {}
+    todo = list(law.items())
+    while todo:
+        text, mass = todo.pop()
+        if len(text) >= num_tokens:
+            whole[text] = whole.get(text, 0.0) + mass
+            continue
+        row = probs(logits_of(toy.p(_context(text))), sampling).tolist()
+        todo += [((*text, token), mass * one) for token, one in enumerate(row) if one]
+    return whole
+
+
+def _context(text: Tokens) -> Context:
+    return (*START, *text)
+
+
+class _Repeating:
+    """Coins that come in a fixed order, again and again."""
+
+    def __init__(self, script: tuple[float, ...]) -> None:
+        self._script = script
+        self._num_drawn = 0
+
+    def uniform(self, num: int) -> Tensor:
+        drawn = [self._script[(self._num_drawn + idx) % len(self._script)] for idx in range(num)]
+        self._num_drawn += num
+        return torch.tensor(drawn, dtype=torch.float64)
+
+
+def _steps(tree: DraftTree, result: VerifyResult) -> Iterator[tuple[int, int]]:
+    """Each node on the path and the token that was emitted behind it."""
+    nodes = [0, *result.path]
+    yield from zip(nodes, [*(tree.token_list[node] for node in result.path), result.bonus_token], strict=True)
+
+
+def _last(result: VerifyResult) -> int:
+    return result.path[-1] if result.path else 0
+
+
+def _named(script: tuple[float, ...]) -> str:
+    return ", ".join("1 - 2^-53" if one == LAST_COIN else f"{one:g}" for one in script)
+
+
+def _impossible(tree: DraftTree, node: int, token: int, script: tuple[float, ...]) -> NoReturn:
+    raise claims.ImpossibleToken(
+        Facts(
+            headline=f"token {token} is emitted behind node {node}, where the target gives it no probability "
+            f"(coins {_named(script)})",
+            expected="a token of probability above 0",
+            actual=f"token {token}",
+            source="the row of the node after all sampling parameters",
+            tree=tree,
+        )
+    )
+
+
+def _wrong_sampler(what: str, right: Tensor, found: Tensor) -> NoReturn:
+    raise claims.SamplerMismatch(
+        Facts(
+            headline=f"{what}, which is not what the sampling parameters ask for",
+            expected=", ".join(f"{one:.6g}" for one in right.tolist()),
+            actual=", ".join(f"{one:.6g}" for one in found.tolist()),
+            source="temperature, top_k, top_p and min_p in this order (reference.sampling)",
+        )
+    )
