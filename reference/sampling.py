@@ -39,30 +39,32 @@ def _law(row: Tensor, sampling: Sampling) -> Tensor:
         law[argmax_lowest(row)] = 1.0
         return law
     row = (row - row.max()) / sampling.temperature  # in this order, so that no temperature makes a logit infinite
-    for kept in (_among_the_k_largest, _within_the_nucleus, _near_the_largest):
-        row = row.where(kept(row, sampling), -torch.inf)
+    if sampling.top_k is not None:
+        row = row.where(_among_the_k_largest(row, sampling.top_k), -torch.inf)
+    if sampling.top_p is not None and sampling.top_p < 1.0:
+        row = row.where(_within_the_nucleus(row, sampling.top_p), -torch.inf)
+    if sampling.min_p is not None:
+        row = row.where(_near_the_largest(row, sampling.min_p), -torch.inf)
     return row.softmax(dim=-1)
 
 
-def _among_the_k_largest(row: Tensor, sampling: Sampling) -> Tensor:
+def _among_the_k_largest(row: Tensor, top_k: int) -> Tensor:
     """What ties with the k-th largest is kept too, as transformers and vLLM do."""
-    k = len(row) if sampling.top_k is None else min(sampling.top_k, len(row))
-    return row >= row.sort(descending=True).values[k - 1]
+    return row >= row.sort(descending=True).values[min(top_k, len(row)) - 1]
 
 
-def _within_the_nucleus(row: Tensor, sampling: Sampling) -> Tensor:
+def _within_the_nucleus(row: Tensor, top_p: float) -> Tensor:
     """A token is kept while the more probable ones sum to less than top_p; the first one always is. transformers does
     not say which of equal tokens go first, here the lowest ids do."""
-    kept = torch.ones_like(row, dtype=torch.bool)
-    if sampling.top_p is not None and sampling.top_p < 1.0:
-        best = row.softmax(dim=-1).sort(descending=True, stable=True)
-        kept[best.indices] = best.values.cumsum(dim=0) - best.values < sampling.top_p
+    kept = torch.empty_like(row, dtype=torch.bool)
+    best = row.softmax(dim=-1).sort(descending=True, stable=True)
+    kept[best.indices] = best.values.cumsum(dim=0) - best.values < top_p
     return kept
 
 
-def _near_the_largest(row: Tensor, sampling: Sampling) -> Tensor:
+def _near_the_largest(row: Tensor, min_p: float) -> Tensor:
     law = row.softmax(dim=-1)
-    return law >= (sampling.min_p or 0.0) * law.max()
+    return law >= min_p * law.max()
 
 
 def _check(wide: Tensor, temperature: float) -> None:

@@ -113,7 +113,8 @@ def _introduction(by_class: dict[str, list[Fault]]) -> list[str]:
         "that is otherwise right, as the replacement of a step or two, and must be caught by the claim beside it. "
         "*Needs* says what a test must have in it for a subtle one to show. An origin is a public report or fix of "
         f"such a fault ({num_origins} have one). Faults that leave the output right and cost acceptance, memory or "
-        "time count too."
+        "time count too. *TV* is the exact total variation of one round's law from the target's, on a toy model that the "
+        "bank keeps with it."
     )
     how = (
         "`specbench faults --markdown docs/faults.md` judges all of them and writes this page. With `--list` it judges "
@@ -136,13 +137,23 @@ def _introduction(by_class: dict[str, list[Fault]]) -> list[str]:
 
 
 def _fault_table(faults: Sequence[Fault]) -> list[str]:
+    """With a column for total variations where one of them was taken."""
+    with_tv = any(one.tv is not None for one in faults)
     return markdown_table(
-        ("fault", "what it does", "shows with", "needs", "caught by", "origin"),
+        ("fault", "what it does", "shows with", "needs", "caught by", *(["TV"] * with_tv), "origin"),
         [
-            (f"`{one.id}`", one.sentence, one.shows_when, one.subtle, f"`{one.claim}`", _origin(one.origin))
+            (
+                *(f"`{one.id}`", one.sentence, one.shows_when, one.subtle, f"`{one.claim}`"),
+                *([_total_variation(one.tv)] * with_tv),
+                _origin(one.origin),
+            )
             for one in faults
         ],
     )
+
+
+def _total_variation(tv: float | None) -> str:
+    return "" if tv is None else f"{tv:.2g}"
 
 
 def _origin(origin: str) -> str:

@@ -20,6 +20,7 @@ from specbench.cases import (
     CommitRound,
     DrafterCase,
     GenerationCase,
+    LawCase,
     LongCase,
     MachineCase,
     Op,
@@ -61,6 +62,9 @@ def reduce_case(case: Case, fails: Callable[[Case], bool], *, max_checks: int) -
 
 def smaller_cases(case: Case) -> Iterator[Case]:
     """Cases one step smaller, the boldest steps first. Every step lowers nodes, lengths, or the sum of numbers."""
+    if isinstance(case, LawCase):
+        yield from _simpler_laws(case)
+        return
     if isinstance(case, GenerationCase):  # every later try is then cheaper
         for lower in sorted({2, case.max_new_tokens // 2}):
             if 2 <= lower < case.max_new_tokens:
@@ -89,6 +93,23 @@ def smaller_cases(case: Case) -> Iterator[Case]:
     yield from _lower_numbers(case)
     if case.layout != "tree_mask" and isinstance(case, TreeCase):  # the number of rows changed with the layout alone
         yield from _fewer_nodes(replace(case, layout="tree_mask"))
+
+
+def _simpler_laws(case: LawCase) -> Iterator[LawCase]:
+    """A single draft, a draft less, another toy of few; no cut. Each costs seconds: every draft and coin is gone
+    through."""
+    for num_nodes in sorted({2, len(case.parents) - 1}):
+        if 1 <= num_nodes < len(case.parents):
+            yield replace(case, parents=case.parents[:num_nodes])
+    if case.vocab_size > 3:
+        yield replace(case, vocab_size=3)
+    if case.seed > 3:
+        for seed in range(3):
+            yield replace(case, seed=seed)
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        usual = getattr(LawCase, name)
+        if getattr(case, name) != usual:
+            yield replace(case, **{name: usual})
 
 
 def _shorter_contexts(case: LongCase) -> Iterator[Case]:

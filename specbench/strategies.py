@@ -561,6 +561,7 @@ def self_draft_cases(draw: Draw, subject: Subject) -> GenerationCase:
 
 # Shapes whose drafts and coins can be gone through, the most telling ones more than once.
 LAW_SHAPES = ((-1, 0), (-1, 0, 1), (-1, 0, 0), (-1, 0, 0, 1), (-1, 0, 0, 1, 2), (-1, 0, 0, 0))
+DRAWN_SHAPES = (*LAW_SHAPES[:3] * 2, (-1, 0, 0, 1))
 # Temperature, top_k, top_p, min_p: each alone, and together.
 LAW_PARAMETERS = (
     (50, 0, 100, 0),
@@ -571,7 +572,7 @@ LAW_PARAMETERS = (
     (70, 2, 80, 10),
 )
 # top_k, top_p, min_p of sampled generations.
-LAW_CUTS = ((0, 100, 0), (3, 100, 0), (0, 60, 0), (0, 100, 30), (4, 90, 5))
+LAW_CUTS = ((4, 100, 0), (0, 100, 0), (0, 60, 0), (0, 100, 30), (4, 90, 5))
 
 
 @st.composite
@@ -581,8 +582,9 @@ def law_cases(draw: Draw, subject: Subject, *, with_params: bool = False, whole:
     proposals, only_chains = subject.law_drafts
     proposal = draw(st.sampled_from(proposals), label="proposal")
     shapes = [one for one in LAW_SHAPES if not only_chains or one == tuple(range(-1, len(one) - 1))]
-    most = 4 if proposal == "deterministic" else 3  # drafts: each drawn one multiplies what is gone through by V
-    shape = draw(st.sampled_from([one for one in shapes if not whole or len(one) <= most + 1]), label="shape")
+    if whole and proposal != "deterministic":  # each draft that is drawn multiplies what is gone through by V
+        shapes = [one for one in DRAWN_SHAPES if one in shapes]
+    shape = draw(st.sampled_from(shapes), label="shape")
     vocab_size = draw(st.sampled_from((3, 3, 4) if len(shape) > 2 else (3, 4, 5)), label="vocabulary")
     temperature, top_k, top_p, min_p = draw(st.sampled_from(LAW_PARAMETERS)) if with_params else (100, 0, 100, 0)
     return LawCase(
@@ -598,14 +600,13 @@ def law_cases(draw: Draw, subject: Subject, *, with_params: bool = False, whole:
 
 
 @st.composite
-def sampled_cases(draw: Draw, subject: Subject, *, in_rows: bool = False, lengths: Sequence[int] = (3, 4, 2)) -> Any:
-    """Generations at a temperature. The simplest case, often the only one, is a telling one: drawn drafts over a large
-    vocabulary. in_rows: several requests side by side. lengths: of the output, the simplest first.
-
-    Over two tokens laws are steep, so that they are flattened; over more, cuts leave few enough texts to know them all.
-    """
+def sampled_cases(draw: Draw, subject: Subject, *, in_rows: bool = False) -> SampledCase:
+    """Generations at a temperature. The simplest case, often the only one of a run, tells most: drafts that
+    are drawn, and two tokens, whose law is flattened, so that a thousand draws show what rounds have in common. Over
+    more tokens cuts leave few enough texts to know them all."""
     models = _models_with_rows(subject) if in_rows else list(range(subject.bank.num_models))
-    model = draw(st.sampled_from(models), label="model")
+    smallest = min(models, key=subject.vocab_size)
+    model = draw(st.sampled_from((smallest, *models)), label="model")
     vocab_size = subject.vocab_size(model)
     proposals, only_chains = subject.law_drafts
     drawn = ("early_exit", "early_exit") if set(proposals) - {"deterministic"} else ()
@@ -616,17 +617,17 @@ def sampled_cases(draw: Draw, subject: Subject, *, in_rows: bool = False, length
             one = draw(scripted_rounds(vocab_size, max_drafts=4))
             parents = tuple(range(-1, len(one.parents) - 1)) if only_chains else one.parents
             rounds.append(replace(one, parents=parents))
-    cuts = draw(st.sampled_from(LAW_CUTS if vocab_size > 2 else LAW_CUTS[:1]), label="cuts")
+    cuts = draw(st.sampled_from(LAW_CUTS), label="cuts") if vocab_size > 2 else (0, 100, 0)
     return SampledCase(
         model=model,
         layout=draw(st.sampled_from(subject.layouts), label="layout"),
         prompt=draw(prompts(vocab_size)),
-        max_new_tokens=draw(st.sampled_from(lengths), label="max_new_tokens"),
+        max_new_tokens=draw(st.sampled_from((6, 5, 4) if vocab_size == 2 else (4, 3)), label="max_new_tokens"),
         rounds=tuple(rounds),
         drafter=drafter,
         seed=draw(st.integers(0, 9_999), label="seed"),
         num_rows=draw(st.sampled_from((3, 2, 4)), label="rows") if in_rows else 1,
-        temperature=draw(st.sampled_from((100, 200, 70) if vocab_size > 2 else (200, 300)), label="temperature"),
+        temperature=draw(st.sampled_from((400, 200) if vocab_size == 2 else (100, 200, 70)), label="temperature"),
         top_k=cuts[0],
         top_p=cuts[1],
         min_p=cuts[2],
@@ -637,9 +638,10 @@ def sampled_cases(draw: Draw, subject: Subject, *, in_rows: bool = False, length
 def seed_cases(draw: Draw, subject: Subject) -> SampledCase:
     """Longer texts without a script, which would go on from one request to the next. Where no oracle tells how likely a
     text is, they are so long and so hot that no sensible model says one again and again."""
-    case = draw(sampled_cases(subject, lengths=(8, 10, 12)))
+    case = draw(sampled_cases(subject))
+    length = draw(st.sampled_from((8, 10, 12) if subject.vocab_size(case.model) > 2 else (24, 32)), label="length")
     drafter = case.drafter if case.drafter != "scripted" else draw(st.sampled_from(("self_tree", "ngram")))
-    case = replace(case, drafter=drafter, rounds=(), top_k=0, top_p=100, min_p=0)
+    case = replace(case, max_new_tokens=length, drafter=drafter, rounds=(), top_k=0, top_p=100, min_p=0)
     return case if "oracle" in subject.has else replace(case, max_new_tokens=24, temperature=500)
 
 
@@ -705,7 +707,7 @@ _DRAWN: dict[str, tuple[type[Case], Strategy]] = {
     "law.acceptance_bound": (LawCase, law_cases),
     "law.q": (DrafterCase, own_draft_cases),
     "law.joint": (SampledCase, sampled_cases),
-    "law.rows": (SampledCase, lambda subject: sampled_cases(subject, in_rows=True, lengths=(2, 3, 4))),
+    "law.rows": (SampledCase, lambda subject: sampled_cases(subject, in_rows=True)),
     "law.seed": (SampledCase, seed_cases),
     "sampler.law": (LawCase, lambda subject: st.one_of(law_cases(subject), law_cases(subject, with_params=True))),
 }

@@ -388,7 +388,7 @@ def test_verify_has_to_be_given_coins_where_there_is_a_draw_to_make():
 
 
 def test_a_draft_is_refused_above_temperature_zero_where_its_coin_says_so():
-    """Row 0 gives token 1 exp(1) / (exp(1) + 12) = 0.185: a coin below keeps it, one above goes on with the residual."""
+    """Row 0 gives token 1 exp(1) / (exp(1) + 12) = 0.185: a coin below keeps it, one above goes on without it."""
     logits, sampling = torch.eye(13, dtype=torch.float64)[[1, 2]], Sampling(temperature=1.0)
 
     class Coins:

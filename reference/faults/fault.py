@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from specbench.cases import LawCase
 from specbench.reference.target import ReferenceTarget
 from specbench.steps import Steps
 
@@ -23,8 +24,8 @@ class Fault:
     origin: a public report or fix of such a fault, `owner/repository#number`; empty where none is known. subtle: what
     it needs beside any draft at all, empty where any reasonable test shows it. kin: a name shared by faults that are
     one mechanism with another constant or in another place, empty where there is none: naming one of them by another
-    would prove nothing. tv: the exact total variation of one round's law from the target's, the largest over the cases
-    of `law.STATED` or `law_params.STATED`; None where it was not taken.
+    would prove nothing. tv: the exact total variation of one round's law from the target's on the
+    drafts of `toy`, None where it was not taken.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Fault:
     subtle: str = ""
     kin: str = ""
     tv: float | None = None
+    toy: LawCase | None = None
 
     def make(self) -> Any:
         """A fresh faulty target."""

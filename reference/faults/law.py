@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.cases import LawCase
 from specbench.protocols import Coins
 from specbench.reference.faults.fault import Fault
 from specbench.reference.sampling import probs
@@ -24,6 +25,15 @@ from specbench.tree import DraftTree
 from specbench.types import Sampling, VerifyResult
 
 TINY = 1e-12
+
+# What the total variations in the records belong to: two siblings that were chosen, drawn with replacement or without,
+# and a chain that was drawn,
+# of two models.
+CHOSEN = LawCase(vocab_size=3, seed=482, parents=(-1, 0, 0), proposal="deterministic")
+DRAWN = LawCase(vocab_size=3, seed=482, parents=(-1, 0, 0), proposal="iid")
+DISTINCT = LawCase(vocab_size=3, seed=482, parents=(-1, 0, 0), proposal="without_replacement")
+CHAIN = LawCase(vocab_size=3, seed=767, parents=(-1, 0, 1), proposal="iid")
+OTHER_CHAIN = replace(CHAIN, seed=482)
 
 
 class Walk:
@@ -213,11 +223,6 @@ class _Unconditional(Walk):
         return q
 
 
-class _QStruckOnly(Walk):
-    def q_left(self, child: int, q: Law) -> Law:
-        return excess(q, self.point(self.token(child))) if self.tree.proposal == "without_replacement" else q
-
-
 class _AlwaysConditioned(Walk):
     def q_left(self, child: int, q: Law) -> Law:
         return struck(q, self.token(child))
@@ -344,6 +349,11 @@ class _EndOfSums(Walk):
 
 
 class _EmptyIsUniform(Walk):
+    """A coin in single precision may be 1, which refuses even what p and q agree on."""
+
+    def coin(self) -> float:
+        return float(torch.tensor(super().coin(), dtype=torch.float32))
+
     def left(self, child: int, p: Law, q: Law) -> Law:
         return super().left(child, p, q) if sum(excess(p, q)) > TINY else [1 / len(p)] * len(p)
 
@@ -391,7 +401,7 @@ _RESIDUAL, _Q, _RNG, _BONUS = (
     "rng/seed",
     "bonus/correction-token-wrong",
 )
-_DRAWN = "a refused draft that was drawn"
+_REFUSED = "a refused draft that was drawn"
 
 
 def fault_of(
@@ -401,68 +411,84 @@ def fault_of(
     return Fault(name, fault_class, sentence, shows_when, claim, accepting(kind), **more)
 
 
+def off_by(tv: float, toy: LawCase) -> dict[str, Any]:
+    """What a record says of how far the law is off."""
+    return {"tv": tv, "toy": toy}
+
+
 FAULTS = (
     fault_of(
         *(_FromP, "correction_from_p", _RESIDUAL),
         "behind a refused draft the token is drawn from p, not from what p leaves",
         "a refused draft",
         origin="ShopeeLLM/Spec-RL#14",
+        **off_by(0.2479339, CHOSEN),
     ),
     fault_of(
         *(_Absolute, "residual_absolute", _RESIDUAL),
         "the residual is |p - q| instead of its positive part",
-        _DRAWN,
+        _REFUSED,
+        **off_by(0.3409091, CHOSEN),
     ),
     fault_of(
         *(_Reversed, "residual_reversed", _RESIDUAL),
         "the residual is the positive part of q - p",
         "a refused draft",
+        **off_by(0.4545455, CHOSEN),
     ),
     fault_of(
         *(_NotNormalised, "residual_not_normalised", _RESIDUAL),
         "the residual is not normalised before the next sibling is judged by it",
         "two siblings",
         subtle="a second sibling",
+        **off_by(0.0661157, CHOSEN),
     ),
     fault_of(
         *(_Unscaled, "residual_drawn_unscaled", _RESIDUAL),
         "the residual is drawn from by a uniform on [0, 1), as if it summed to one: the last token takes the rest",
         "a refused draft",
+        **off_by(0.1906543, CHAIN),
     ),
     fault_of(
         *(_NextRow, "residual_of_next_row", _RESIDUAL),
         "the residual is taken from the row of the refused draft, which follows it",
         "a refused draft",
+        **off_by(0.4545455, CHOSEN),
     ),
     fault_of(
         *(_OneHotResidual, "residual_one_hot", _RESIDUAL),
         "a drawn draft is judged by p/q, and behind its refusal only its own token is taken out of p",
-        _DRAWN,
+        _REFUSED,
         origin="SafeAILab/EAGLE#20",
         subtle="a drawn draft; a total variation below what samples show",
+        **off_by(0.1010648, CHAIN),
     ),
     fault_of(
         *(_OneHotAcceptance, "acceptance_one_hot", _RESIDUAL),
         "a drawn draft is kept with probability p, and behind its refusal q is taken out of p",
-        _DRAWN,
+        _REFUSED,
+        **off_by(0.1845878, CHAIN),
     ),
     fault_of(
         *(_EqualOrRatio, "equal_or_ratio", _RESIDUAL),
         "a draft is kept where the target's own draw equals it, and else by p/q as well",
         "any draft",
         origin="alibaba/rtp-llm#1295",
+        **off_by(0.2479339, CHOSEN),
     ),
     fault_of(
         *(_SecondAgainstP, "second_against_p", _RESIDUAL),
         "each sibling is judged by p itself instead of what the refused ones left",
         "two siblings",
         subtle="a second sibling",
+        **off_by(0.0661157, CHOSEN),
     ),
     fault_of(
         *(_LastRefusal, "residual_of_last_refusal", _RESIDUAL),
         "of several refused siblings only the last is taken out of p",
         "two siblings",
         subtle="two refused siblings",
+        **off_by(0.1298701, CHOSEN),
     ),
     fault_of(
         *(_AsDrawn, "chosen_as_drawn", _RESIDUAL),
@@ -470,48 +496,49 @@ FAULTS = (
         "two chosen siblings",
         origin="apple/ml-recurrent-drafter#6",
         subtle="two chosen siblings",
+        **off_by(0.3636364, CHOSEN),
     ),
     fault_of(
         *(_NotStruck, "refused_not_struck", _RESIDUAL),
         "a refused draft that was chosen is not taken out of p",
         "a refused draft that was chosen",
         subtle="a chosen draft",
+        **off_by(0.2178813, CHOSEN),
     ),
     fault_of(
         *(_StruckOnly, "struck_not_renormalised", _RESIDUAL),
         "a refused draft is taken out of p, and the next sibling is judged by what is left without making it a law",
         "two chosen siblings",
         subtle="two chosen siblings",
+        **off_by(0.0661157, CHOSEN),
     ),
     fault_of(
         *(_Merged, "copies_tried_once", _RESIDUAL),
         "a token that was drawn twice is tried once",
         "the same token drawn twice",
         subtle="a token drawn twice",
+        **off_by(0.0318182, DRAWN),
     ),
     fault_of(
         *(_Unconditional, "q_not_conditioned", _Q),
-        "q is not conditioned on the refused siblings, though they cannot be drawn again",
+        "q is not conditioned on the refused siblings, which cannot be drawn again, or not made a law again",
         "two siblings drawn without replacement",
         subtle="two siblings drawn without replacement",
-    ),
-    fault_of(
-        *(_QStruckOnly, "q_struck_not_renormalised", _Q),
-        "refused siblings are taken out of q, which is not made a law again",
-        "two siblings drawn without replacement",
-        subtle="two siblings drawn without replacement",
+        **off_by(0.0636364, DISTINCT),
     ),
     fault_of(
         *(_AlwaysConditioned, "q_conditioned_though_iid", _Q),
         "q is conditioned on the refused siblings, though they may be drawn again",
         "two siblings drawn with replacement",
         subtle="two siblings drawn with replacement",
+        **off_by(0.0318182, DRAWN),
     ),
     fault_of(
         *(_QOfChild, "q_of_next_row", _Q),
         "a draft is judged by the q that follows it, not the one it was drawn from",
         "any drawn draft",
         kin="q of another row",
+        **off_by(0.3009259, CHAIN),
     ),
     fault_of(
         *(_QOfRoot, "q_of_root_row", _Q),
@@ -519,66 +546,78 @@ FAULTS = (
         "a drawn draft at depth two",
         subtle="a drawn draft at depth two",
         kin="q of another row",
+        **off_by(0.1075358, CHAIN),
     ),
     fault_of(
         *(_QOfLast, "q_of_last_row", _Q),
         "all drafts are judged by the q that was written last",
         "any drawn draft",
         kin="q of another row",
+        **off_by(0.1247306, CHAIN),
     ),
     fault_of(
         *(_Inverted, "ratio_inverted", _RESIDUAL),
         "a draft is kept with probability q/p",
         "any draft",
+        **off_by(0.8181818, CHOSEN),
     ),
     fault_of(
         *(_NoCoin, "kept_without_coin", _RESIDUAL),
         "a draft is kept where p is at least q, and no coin is tossed",
         "any draft",
+        **off_by(0.5454545, CHOSEN),
     ),
     fault_of(
         *(_FirstUnjudged, "sampled_first_unverified", "accept-draft-first-unverified"),
         "the first draft is kept whatever the target says of it",
         "any draft",
         "law.acceptance_bound",
+        **off_by(0.8181818, CHOSEN),
     ),
     fault_of(
         *(_HalfAgain, "ratio_half_again", _RESIDUAL),
         "a draft is kept with probability 1.5 p/q, so that more are",
         "a draft that p gives less than q",
         "law.acceptance_bound",
+        **off_by(0.2121212, CHOSEN),
     ),
     fault_of(
         *(_OwnRow, "sampled_own_row", "row-self"),
         "a draft is judged by its own row, which has seen it, instead of its parent's",
         "any draft",
+        **off_by(0.1590909, CHOSEN),
     ),
     fault_of(
         *(_PerPath, "drawn_anew_for_each_path", "accept-wrong-branch"),
         "the target's tokens are drawn anew for each candidate path, and the longest that is followed wins",
         "two siblings",
         subtle="a second sibling",
+        **off_by(0.1652893, CHOSEN),
     ),
     fault_of(
         *(_TokenwiseRest, "block_tokenwise_residual", _RESIDUAL),
         "a chain is kept as a block, and what follows it is drawn as if it had been judged token by token",
         "a drawn chain of two, refused in part",
         subtle="a drawn chain; a total variation below what samples show",
+        **off_by(0.0030303, OTHER_CHAIN),
     ),
     fault_of(
         *(_BonusOfParent, "sampled_bonus_of_parent", _BONUS),
         "behind a full path the token is drawn from the row that judged the last draft",
         "a full accept",
+        **off_by(0.1157025, CHOSEN),
     ),
     fault_of(
         *(_BonusArgmax, "bonus_by_argmax", "greedy-vs-sampling"),
         "behind a full path the most probable token is taken instead of a draw",
         "a full accept",
+        **off_by(0.2107438, CHOSEN),
     ),
     fault_of(
         *(_BonusRepeats, "bonus_repeats_draft", _BONUS),
         "behind a full path nothing is drawn: the last draft stands there again",
         "a full accept",
+        **off_by(0.4008264, CHOSEN),
     ),
     fault_of(
         *(_AtMost, "kept_at_zero", _RESIDUAL),
@@ -604,7 +643,7 @@ FAULTS = (
     ),
     fault_of(
         *(_EmptyIsUniform, "empty_residual_uniform", _RESIDUAL),
-        "where rounding leaves no residual, any token of the vocabulary is drawn",
+        "where a coin that rounds to 1 refuses a draft and no residual is left, any token of the vocabulary is drawn",
         "p and q that are equal, and a coin just below 1",
         "law.support",
         subtle="p equal to q, and a coin just below 1",
@@ -615,6 +654,7 @@ FAULTS = (
         "two siblings",
         subtle="a second sibling",
         kin="one coin for two decisions",
+        **off_by(0.1010101, CHOSEN),
     ),
     fault_of(
         *(_CoinForDepths, "verifiers_coin_for_depths", _RNG),
@@ -622,6 +662,7 @@ FAULTS = (
         "a draft at depth two",
         subtle="a draft at depth two; the law of the first token is right",
         kin="one coin for two decisions",
+        **off_by(0.0266667, CHAIN),
     ),
     fault_of(
         *(_CoinForBoth, "coin_for_refusal_and_draw", _RNG),
@@ -629,11 +670,13 @@ FAULTS = (
         "a refused draft",
         origin="vllm-project/vllm-ascend#16370",
         kin="one coin for two decisions",
+        **off_by(0.2438017, CHOSEN),
     ),
     fault_of(
         *(_HalfCoins, "coins_in_half", "dtype/precision"),
         "coins are rounded to bf16, and some of them to 1",
         "any draw",
         subtle="a total variation below what samples show",
+        **off_by(0.0004710, CHOSEN),
     ),
 )

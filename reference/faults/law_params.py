@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.cases import LawCase
 from specbench.protocols import Coins, Drafter
 from specbench.reference.batch import BatchRow, BatchSteps, Draw
 from specbench.reference.decoder import Decoder
@@ -16,7 +17,7 @@ from specbench.reference.drafters.sampled import SampledDrafter
 from specbench.reference.faults.draws import laws_of
 from specbench.reference.faults.fault import Fault
 from specbench.reference.faults.housing import drafting
-from specbench.reference.faults.law import Walk, fault_of
+from specbench.reference.faults.law import CHAIN, Walk, fault_of, off_by
 from specbench.reference.sampling import probs
 from specbench.reference.target import ReferenceTarget
 from specbench.reference.verify import SharedNoise
@@ -28,6 +29,16 @@ from specbench.types import GREEDY, Generation, Sampling, VerifyResult
 
 PLAIN = Sampling(temperature=1.0)
 LITTLE = 0.01  # the temperature that stands for zero
+
+# What the total variations in the records belong to: a drawn draft under parameters that cut its toy's laws.
+_ONE = LawCase(vocab_size=3, seed=482, parents=(-1, 0), proposal="iid")
+COLD = replace(_ONE, temperature=50)
+TOP_K = replace(_ONE, top_k=2)
+TOP_P = replace(_ONE, top_p=70)
+MIN_P = replace(_ONE, min_p=40)
+COLD_TOP_P = replace(_ONE, temperature=50, top_p=70)
+TOP_K_TOP_P = replace(_ONE, top_k=2, top_p=50)
+TIED = replace(TOP_K, seed=8)
 
 
 def _warm(sampling: Sampling) -> Sampling:
@@ -306,120 +317,142 @@ FAULTS = (
         *(_partly("p", _warm), "temperature_not_on_acceptance"),
         "drafts are judged at temperature 1, corrections and bonus are drawn at the one asked for",
         _WARM,
+        **off_by(0.0929293, COLD),
     ),
     _params(
         *(_partly("p_rest", _warm), "temperature_not_on_residual"),
         "the residual is taken at temperature 1, drafts are judged at the one asked for",
         _WARM,
+        **off_by(0.0266667, COLD),
     ),
     _params(
         *(_partly("p_bonus", _warm), "temperature_not_on_bonus"),
         "the bonus token is drawn at temperature 1",
         _WARM,
+        **off_by(0.0872480, COLD),
     ),
     _params(
         *(_partly("p", lambda one: replace(one, top_k=None)), "top_k_not_on_acceptance"),
         "drafts are judged without top_k, corrections and bonus are drawn with it",
         "top_k that cuts",
+        **off_by(0.1818182, TOP_K),
     ),
     _params(
         *(_partly("p_rest", lambda one: replace(one, top_p=None)), "top_p_not_on_residual"),
         "the residual is taken without top_p",
         "top_p that cuts",
+        **off_by(0.0444444, TOP_P),
     ),
     _params(
         *(_partly("p", lambda one: replace(one, min_p=None)), "min_p_not_on_acceptance"),
         "drafts are judged without min_p",
         "min_p that cuts",
+        **off_by(0.1818182, MIN_P),
     ),
     _params(
         *(_partly("p_bonus", _uncut), "filters_not_on_bonus"),
         "the bonus token is drawn without top_k, top_p and min_p",
         "a filter that cuts",
+        **off_by(0.0974026, TOP_K),
     ),
     _params(
         *(_by(_first_row_only), "parameters_on_first_row"),
         "the sampling parameters are applied to the root's row, and to none of the drafts'",
         "parameters, and an accepted draft",
+        **off_by(0.0974026, TOP_K),
     ),
     _params(
         *(_by(_cut_first("top_p", at=_warm)), "top_p_before_temperature"),
         "top_p is cut before the temperature is applied",
         "top_p and a temperature other than 1",
         kin="filters in another order",
+        **off_by(0.0600000, COLD_TOP_P),
     ),
     _params(
         *(_by(_cut_first("top_p", at=lambda one: one)), "top_p_before_top_k"),
         "top_p is cut before top_k, over the whole law",
         "top_k and top_p that cut",
         kin="filters in another order",
+        **off_by(0.5353535, TOP_K_TOP_P),
     ),
     _params(
         *(_changed(_one_more), "top_k_one_more"),
         "one token more is kept than top_k says",
         "top_k that cuts",
+        **off_by(0.2792208, TOP_K),
     ),
     _params(
         *(_by(_exactly_k), "top_k_without_ties"),
         "what ties with the k-th largest is dropped",
         "a tie at top_k",
+        **off_by(0.3333333, TIED),
     ),
     _params(
         *(_by(_crossing_cut), "top_p_below"),
         "the token that brings the sum to top_p is dropped",
         "top_p that cuts",
+        **off_by(0.4444444, TOP_P),
     ),
     _params(
         *(_by(_min_p_absolute), "min_p_absolute"),
         "min_p is a least probability, not a share of the largest one",
         "min_p that cuts",
+        **off_by(0.4444444, MIN_P),
     ),
     _params(
         *(_changed(lambda one: replace(one, temperature=one.temperature**2)), "temperature_twice"),
         "logits are divided by the temperature twice",
         _WARM,
         kin="another temperature",
+        **off_by(0.1455095, COLD),
     ),
     _params(
         *(_changed(lambda one: replace(one, temperature=1 / one.temperature)), "temperature_multiplied"),
         "logits are multiplied by the temperature",
         _WARM,
         kin="another temperature",
+        **off_by(0.2577824, COLD),
     ),
     _params(
         *(_by(_not_renormalised), "filtered_not_renormalised"),
         "what the filters leave of p is not made a law again before drafts are judged by it",
         "a filter that cuts",
+        **off_by(0.0444444, TOP_K),
     ),
     fault_of(
         *(_QTempered, "temperature_on_q_again", "q-not-matching"),
         "the verifier applies the temperature to draft_probs, which name what drafts were drawn from",
         *("a drawn draft at a temperature other than 1", "law.params"),
         subtle=_WARM,
+        **off_by(0.0346667, COLD),
     ),
     fault_of(
         *(_QFiltered, "filters_on_q", "q-not-matching"),
         "the verifier cuts draft_probs to what the filters leave of p, though drafts were drawn from all of q",
         *("a drawn draft, and a filter that cuts", "law.params"),
         subtle="a filter that cuts",
+        **off_by(0.2222222, TOP_K),
     ),
     fault_of(
         *(_by(_whole_degrees), "temperature_of_whole_degrees", "greedy-vs-sampling"),
         "the temperature is read as a whole number: below 1 rows are greedy",
         *("a temperature below 1", "law.params"),
         subtle="a temperature below 1",
+        **off_by(0.4444444, COLD),
     ),
     fault_of(
         *(_by(lambda logits, sampling: probs(logits, sampling).bfloat16().double()), "p_in_half", "dtype/precision"),
         "p is kept in bf16 and does not sum to one",
         "any draft",
         subtle="a total variation below what samples show",
+        **off_by(0.0004325, CHAIN),
     ),
     fault_of(
         *(_by(lambda logits, sampling: probs(logits.clamp(min=-10.0), sampling)), "logits_clamped", "dtype/precision"),
         "logits are clamped to at least -10, so that forbidden tokens have a little probability",
         "a token of probability zero",
         subtle="a total variation below what samples show",
+        **off_by(0.0000297, CHAIN),
     ),
     Fault(
         "zero_temperature_clamped",

@@ -32,7 +32,7 @@ from specbench.tree import DraftTree
 from specbench.types import GREEDY, Sampling, VerifyResult
 
 TOLERANCE = 1e-6  # of a total variation: what a verifier in float32 does to a law, and no fault
-GRID = 64  # looks at a coin before its pieces are narrowed down
+GRID = 32  # looks at a coin before its pieces are narrowed down
 LAST_COIN = 1.0 - 2.0**-53
 Tokens = tuple[int, ...]
 
@@ -173,10 +173,10 @@ def emitted_by(probe: Probe, case: LawCase, toy: Toy, sampling: Sampling) -> Emi
     return Emitted(law, accepted, likeliest[1])
 
 
-def exact_law(function: Any) -> Mapping[Any, float]:
+def exact_law(function: Any, *, grid: int = GRID) -> Mapping[Any, float]:
     """The law of a function of coins; NotTested where it is not to be had."""
     try:
-        return law_of(function, grid=GRID)
+        return law_of(function, grid=grid)
     except CannotTell as reason:
         raise NotTested(f"the law of this target cannot be found by going through its coins: {reason}") from None
 

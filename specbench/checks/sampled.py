@@ -41,12 +41,14 @@ NUM_TEXTS, NUM_BATCHES = 1_000, 600  # a case: what the reference does in some 6
 SHARE_ELSEWHERE = 0.3  # of them where computing is not exact or not ours: what coins do is the same in each precision
 DRAFT_GRID = 16  # looks at a coin of a drafter over two tokens
 MAX_CONTEXTS = 1_200  # that an oracle is asked for at once: of 31 tokens, three can be judged
-NUM_FIRST = 2  # tokens of a row that are judged
-NUM_CELLS = 15  # of about equal probability; one more holds what the law has not
+NUM_FIRST = 4  # tokens of a row that are judged
+NUM_PLACES = 4  # tokens of a text whose places are looked at together; of two rows half of them
+NUM_CELLS = 16  # of about equal probability; one more holds what the law has not
 NUM_SEEDS = 16
 RAREST = 1e-9  # chance of what a right target is accused of, at most
 # In a sampled case this word of `cases.DRAFTERS` means drafts that are drawn; the other words mean what they say.
 DRAWN = "early_exit"
+SHAPES = ((1,), (), (2, 1), (), (1, 1))  # widths of drafts; rounds with none toss the fewest coins
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Text:
 
 class Cells:
     """A partition of texts: a cell a text where there are few, else cells of about equal probability along an order,
-    or halves and quarters of the places of the first and the last token."""
+    or one for each combination of halves of the tokens' laws. The last cell is for texts that have no probability."""
 
     def __init__(self, name: str, texts: Sequence[Text], cells: Sequence[int], size: int) -> None:
         self.name = name
@@ -71,26 +73,29 @@ class Cells:
             self.law[cell] += one.mass
 
     def cell(self, tokens: Tokens) -> int:
-        """The last one for a text that has no probability."""
         return self._cell.get(tokens, len(self.law) - 1)
 
 
 class Watched:
-    """What is counted of some rows' texts, and the test on it. rounding: how far off a right target's law may be."""
+    """What is counted of the texts of one request, and the test on it.
 
-    def __init__(self, rows: tuple[int, ...], cells: Sequence[Cells], *, alpha: float, rounding: float) -> None:
-        self.rows = rows
-        self.cells = cells
-        self.law = joint_law([one.law for one in cells])
-        self.seen: Counter[int] = Counter()
-        self.test = LawTest([self.law], alpha=alpha, null_tv=NULL_TV + rounding)
+    groups: rows that are looked at together, and the cells of each. No row is in two groups, so that draws of several
+    groups are independent. rounding: how far off a right target's law may be.
+    """
+
+    def __init__(self, groups: Mapping[tuple[int, ...], Sequence[Cells]], *, alpha: float, rounding: float) -> None:
+        self.groups = groups
+        self.laws = [joint_law([one.law for one in cells]) for cells in groups.values()]
+        self.seen: list[Counter[int]] = [Counter() for _ in groups]
+        self.test = LawTest(self.laws, alpha=alpha, null_tv=NULL_TV + rounding)
 
     def note(self, said: Sequence[Tokens]) -> None:
-        """One text of each row of the request."""
-        cells = [one.cell(said[row]) for row, one in zip(self.rows, self.cells, strict=True)]
-        cell = joint_cells(cells, [len(one.law) for one in self.cells])
-        self.seen[cell] += 1
-        self.test.note(0, cell)
+        """One text of each row."""
+        for idx, (rows, cells) in enumerate(self.groups.items()):
+            places = [one.cell(said[row]) for row, one in zip(rows, cells, strict=True)]
+            cell = joint_cells(places, [len(one.law) for one in cells])
+            self.seen[idx][cell] += 1
+            self.test.note(idx, cell)
 
 
 def check_joint(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -100,7 +105,7 @@ def check_joint(subject: Subject, case: Case, record: ClaimRecord) -> None:
     sampling = sampling_of(case)
     texts, rounding = law_and_rounding(subject, case, Request(case.prompt, case.max_new_tokens, sampling))
     partitions = partitions_of(texts)
-    watched = [Watched((0,), [one], alpha=ALPHA / len(partitions), rounding=rounding) for one in partitions]
+    watched = [Watched({(0,): [one]}, alpha=ALPHA / len(partitions), rounding=rounding) for one in partitions]
     probe = subject.open(case, drafter=drafter_of(subject, case))
     num_tokens, most = len(texts[0].tokens), num_draws(subject, NUM_TEXTS)
     seen: Counter[Tokens] = Counter()
@@ -118,8 +123,8 @@ def check_joint(subject: Subject, case: Case, record: ClaimRecord) -> None:
             raise claims.JointLawMismatch(
                 Facts(
                     headline=f"{num} sampled texts of {num_tokens} tokens do not follow the joint law of the target "
-                    f"(e-value {rejected.test.e_value:.1e}, {rejected.cells[0].name})",
-                    **_worst_text(texts, seen),
+                    f"(e-value {rejected.test.e_value:.1e}, {rejected.groups[0,][0].name})",
+                    **_shares(texts, seen),
                     source=f"the product of the oracle's own laws at temperature {sampling.temperature:g}",
                     remark=_how(case, seed),
                 )
@@ -136,28 +141,23 @@ def check_rows(subject: Subject, case: Case, record: ClaimRecord) -> None:
     num_tokens = min(NUM_FIRST, case.max_new_tokens)
     laws = [law_and_rounding(subject, case, replace(one, max_new_tokens=num_tokens)) for one in requests]
     pairs = list(itertools.combinations(range(len(requests)), 2))
-    alpha = ALPHA / (len(requests) + len(pairs))
-    watched = [
-        *(
-            Watched((row,), partitions_of(texts)[:1], alpha=alpha, rounding=rounding)
-            for row, (texts, rounding) in enumerate(laws)
-        ),
-        *(
-            Watched(
-                rows,
-                [by_places(laws[row][0], parts=2) for row in rows],
-                alpha=alpha,
-                rounding=sum(laws[row][1] for row in rows),
-            )
-            for rows in pairs
-        ),
-    ]
+    alpha = ALPHA / (1 + len(pairs))
+    alone: dict[tuple[int, ...], list[Cells]] = {
+        (row,): partitions_of(texts)[:1] for row, (texts, _) in enumerate(laws)
+    }
+    watched = [Watched(alone, alpha=alpha, rounding=max(one for _, one in laws))]
+    for pair in pairs:
+        halves = [by_places(laws[row][0], NUM_PLACES // 2) for row in pair]
+        watched.append(Watched({pair: halves}, alpha=alpha, rounding=sum(laws[row][1] for row in pair)))
     probe, most = subject.open(case, drafter=drafter_of(subject, case)), num_draws(subject, NUM_BATCHES)
     seen: list[Counter[Tokens]] = [Counter() for _ in requests]
     for num in range(1, most + 1):
         first = case.seed + (num - 1) * len(requests)
         batch = probe.generate_batch([replace(one, seed=first + row) for row, one in enumerate(requests)])
-        said = [judged(claims.RowsDepend, one, case, num_tokens) for one in batch]
+        said = [
+            judged(claims.RowsDepend, one, case, len(texts[0].tokens))
+            for one, (texts, _) in zip(batch, laws, strict=True)
+        ]
         record.num_tokens += sum(map(len, said))
         for row, tokens in enumerate(said):
             seen[row][tokens] += 1
@@ -165,18 +165,11 @@ def check_rows(subject: Subject, case: Case, record: ClaimRecord) -> None:
             one.note(said)
         rejected = first_rejected(watched) if num % LOOK_EVERY == 0 else None
         if rejected is not None:
-            remark = _how(case, first + len(requests) - 1)
-            if len(rejected.rows) == 2:
-                raise claims.RowsDepend(_pair_facts(rejected, num, remark))
-            (row,) = rejected.rows
+            of_rows = _alone_facts if rejected is watched[0] else _pair_facts
             raise claims.RowsDepend(
-                Facts(
-                    headline=f"row {row} of {len(requests)} does not follow the law of its own prompt over {num} "
-                    f"batches (e-value {rejected.test.e_value:.1e})",
-                    **_worst_text(laws[row][0], seen[row]),
-                    source=f"the oracle behind {list(requests[row].prompt)} at temperature "
-                    f"{requests[row].sampling.temperature:g}",
-                    remark=remark,
+                replace(
+                    of_rows(rejected, num, [texts for texts, _ in laws], seen),
+                    remark=_how(case, first + len(requests) - 1),
                 )
             )
     _note_seen(record, f"{most} sampled batches", watched)
@@ -343,18 +336,14 @@ def partitions_of(texts: Sequence[Text]) -> list[Cells]:
         "by their last tokens": lambda one: one.tokens[::-1],
         "by their probability": lambda one: (one.mass, one.tokens),
     }
-    return [*(_in_order(name, sorted(texts, key=key)) for name, key in orders.items()), by_places(texts, parts=4)]
+    return [*(_in_order(name, sorted(texts, key=key)) for name, key in orders.items()), by_places(texts)]
 
 
-def by_places(texts: Sequence[Text], *, parts: int) -> Cells:
-    """In how manieth part of their laws the first and the last token lie."""
-
-    def part(place: float) -> int:
-        return min(int(parts * place), parts - 1)
-
-    ends = [(*one.places[:1], *one.places[-1:]) or (0.0, 0.0) for one in texts]
-    cells = [parts * part(first) + part(last) for first, last in ends]
-    return Cells("by the places of first and last token on their laws", texts, cells, parts**2)
+def by_places(texts: Sequence[Text], most: int = NUM_PLACES) -> Cells:
+    """In which half of its own law each of the first tokens lies: coins that are used twice make halves go together."""
+    num_places = min(most, len(texts[0].places))
+    cells = [joint_cells([one.places[idx] >= 0.5 for idx in range(num_places)], [2] * num_places) for one in texts]
+    return Cells("by the halves of their laws that tokens lie in", texts, cells, 2**num_places)
 
 
 def _in_order(name: str, texts: Sequence[Text]) -> Cells:
@@ -440,16 +429,26 @@ def drafter_of(subject: Subject, case: SampledCase) -> Drafter | None:
     if not drawn:
         raise NotTested("the target's verifier takes no drawn drafts, by its own word (proposals)")
     proposal: Proposal = drawn[case.seed % len(drawn)]
-    widths = (1, 1, 1) if only_chains or case.seed // len(drawn) % 2 else (2, 1)
-    return Wavering(subject.bank.model(case.model), widths=widths, proposal=proposal)
+    shapes = [(1,) * len(one) for one in SHAPES] if only_chains else SHAPES
+    return Wavering(subject.bank.model(case.model), shapes, first=case.seed // len(drawn), proposal=proposal)
 
 
 class Wavering(SampledDrafter):
-    """Draws from its model's law, half of it moved on by a token, and says so: some drafts are refused in any round."""
+    """Draws from its model's law moved on by a token, and says so: in any round many drafts are refused, and some kept.
+    shapes: widths of the drafts in turn, by the length of the context; first: where they begin."""
+
+    def __init__(
+        self, model: LanguageModel, shapes: Sequence[tuple[int, ...]], *, first: int, proposal: Proposal
+    ) -> None:
+        super().__init__(model, proposal=proposal)
+        self._shapes, self._first = shapes, first
+
+    def draft(self, context: list[int], **asked: Any) -> DraftTree:
+        self._widths = self._shapes[(self._first + len(context)) % len(self._shapes)]
+        return super().draft(context, **asked)
 
     def _law(self, logits: Tensor, temperature: float) -> Tensor:
-        q = super()._law(logits, temperature)
-        return (q + q.roll(1)) / 2
+        return super()._law(logits, temperature).roll(1)
 
 
 def _by_context(subject: Subject, case: SampledCase) -> Drafter | None:
@@ -461,26 +460,43 @@ def _is_chain(tree: DraftTree) -> bool:
     return tree.parent_list == list(range(-1, tree.num_nodes - 1))
 
 
-def _worst_text(texts: Sequence[Text], seen: Counter[Tokens]) -> dict[str, Any]:
-    """The text whose share of the draws is furthest from what it should be."""
+def _worst_text(texts: Sequence[Text], seen: Counter[Tokens]) -> tuple[float, Tokens, float]:
+    """How far the share of one text is off at most, the text, and its probability."""
     law, num = {one.tokens: one.mass for one in texts}, seen.total()
-    worst = max({**law, **seen}, key=lambda text: abs(law.get(text, 0.0) - seen[text] / num))
+    off, tokens = max((abs(law.get(text, 0.0) - seen[text] / num), text) for text in {**law, **seen})
+    return off, tokens, law.get(tokens, 0.0)
+
+
+def _shares(texts: Sequence[Text], seen: Counter[Tokens]) -> dict[str, Any]:
+    _, tokens, mass = _worst_text(texts, seen)
     return {
-        "expected": f"{list(worst)} with probability {law.get(worst, 0.0):.3g}",
-        "actual": f"{seen[worst]} of {num} draws",
+        "expected": f"{list(tokens)} with probability {mass:.3g}",
+        "actual": f"{seen[tokens]} of {seen.total()} draws",
     }
 
 
-def _pair_facts(rejected: Watched, num: int, remark: str) -> Facts:
-    """The combination of halves that comes too often."""
-    worst = max(rejected.seen, key=lambda cell: rejected.seen[cell] / num - rejected.law[cell])
-    one, two = rejected.rows
+def _alone_facts(rejected: Watched, num: int, laws: Sequence[Sequence[Text]], seen: Sequence[Counter[Tokens]]) -> Facts:
+    """The row that is furthest from its law."""
+    worst = max(range(len(laws)), key=lambda row: _worst_text(laws[row], seen[row]))
     return Facts(
-        headline=f"rows {one} and {two} depend on each other over {num} batches (e-value {rejected.test.e_value:.1e})",
-        expected=f"a probability of {rejected.law[worst]:.3g} that their tokens lie in these parts of their laws",
-        actual=f"{rejected.seen[worst]} of {num} batches",
+        headline=f"row {worst} of {len(laws)} does not follow the law of its own prompt over {num} batches "
+        f"(e-value of all rows {rejected.test.e_value:.1e})",
+        **_shares(laws[worst], seen[worst]),
+        source="the oracle's law behind the row's prompt, at its temperature",
+    )
+
+
+def _pair_facts(rejected: Watched, num: int, laws: Sequence[Sequence[Text]], seen: Sequence[Counter[Tokens]]) -> Facts:
+    """The combination of halves that comes too often."""
+    ((one, two),) = rejected.groups
+    (counts,), (law,) = rejected.seen, rejected.laws
+    worst = max(counts, key=lambda cell: counts[cell] / num - law[cell])
+    return Facts(
+        headline=f"rows {one} and {two} of {len(laws)} depend on each other over {num} batches "
+        f"(e-value {rejected.test.e_value:.1e})",
+        expected=f"a probability of {law[worst]:.3g} that their tokens lie in these halves of their laws",
+        actual=f"{counts[worst]} of {num} batches",
         source="the product of the laws of both rows",
-        remark=remark,
     )
 
 

@@ -25,6 +25,7 @@ from specbench.types import Sampling, VerifyResult
 
 SEEDS = range(2)  # of the toys
 CLOSE = 1e-6
+GRID = 8  # a name is not a verdict
 Rows = list[list[float]]
 
 
@@ -84,7 +85,7 @@ def _law_of(probe: Probe, tree: DraftTree, logits: Tensor) -> tuple[Mapping[Veri
         most = max(most, counting.num_drawn)
         return result
 
-    return exact_law(verify), most
+    return exact_law(verify, grid=GRID), most
 
 
 def kept_rightly(one: Answered) -> bool:
