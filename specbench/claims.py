@@ -617,7 +617,7 @@ CLAIMS: dict[str, Claim] = {
             "at temperature 1 emit tokens in exactly the target's joint law, whatever is drafted",
             ("verify", "sampling"),
             "the acceptance test and the residual: which p, which q, and what a refused sibling leaves",
-            share=0.2,
+            share=0.05,
         ),
         Claim(
             "law.params",
@@ -625,7 +625,7 @@ CLAIMS: dict[str, Claim] = {
             "emit the law that temperature, top_k, top_p and min_p make of the target's logits",
             ("verify", "sampling"),
             "the order of the sampling parameters, and whether all of them reach acceptance, residual and bonus",
-            share=0.2,
+            share=0.1,
         ),
         Claim(
             "law.support",
@@ -656,7 +656,7 @@ CLAIMS: dict[str, Claim] = {
             "at temperatures above 0 generate texts in the target's joint law, over rounds and seeds",
             ("generate", "sampling", "oracle", "build"),
             "coins that are used twice, and what a round leaves to the next one",
-            share=0.05,
+            share=0.03,
         ),
         Claim(
             "law.rows",
@@ -664,7 +664,7 @@ CLAIMS: dict[str, Claim] = {
             "give each row of a sampled batch the law of its own prompt, independent of the other rows",
             ("generate_batch", "sampling", "oracle", "build"),
             "coins, parameters and offsets that rows share",
-            share=0.05,
+            share=0.03,
         ),
         Claim(
             "law.seed",

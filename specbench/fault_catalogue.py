@@ -113,8 +113,8 @@ def _introduction(by_class: dict[str, list[Fault]]) -> list[str]:
         "that is otherwise right, as the replacement of a step or two, and must be caught by the claim beside it. "
         "*Needs* says what a test must have in it for a subtle one to show. An origin is a public report or fix of "
         f"such a fault ({num_origins} have one). Faults that leave the output right and cost acceptance, memory or "
-        "time count too. *TV* is the exact total variation of one round's law from the target's, on a toy model that the "
-        "bank keeps with it."
+        "time count too. *TV* is the exact total variation of one round's law from the target's, on a toy model that "
+        "the bank keeps with it."
     )
     how = (
         "`specbench faults --markdown docs/faults.md` judges all of them and writes this page. With `--list` it judges "

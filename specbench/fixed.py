@@ -22,6 +22,7 @@ from specbench.cases import (
     CommitRound,
     DrafterCase,
     GenerationCase,
+    LawCase,
     LongCase,
     MachineCase,
     Op,
@@ -89,6 +90,13 @@ LONG_CASES: dict[str, tuple[LongCase, ...]] = {
         LongCase(prefix_len=4095, num_nodes=511, shape="star", chunk=129, seed=9),
     ),
 }
+# Of a law that is gone through: shapes, toys, and temperature, top_k, top_p, min_p.
+LAW_SHAPES = ((-1, 0), (-1, 0, 1), (-1, 0, 0))
+LAW_SEEDS = (1, 3, 2)
+LAW_PARAMETERS = (
+    *((50, 0, 100, 0), (200, 0, 100, 0), (100, 2, 100, 0), (100, 0, 70, 0), (100, 0, 100, 40)),
+    *((50, 0, 70, 0), (200, 0, 70, 0), (200, 0, 100, 40), (100, 2, 50, 0), (100, 3, 100, 40)),
+)
 MAX_LONG_INEXACT = 1100  # prefix, where plain decoding's noise over the same tree has to be measured as well
 
 
@@ -162,6 +170,8 @@ def sweep_cases(claim: str, subject: Subject, profile: Profile) -> list[Case]:
     a small tree."""
     if claim == "greedy.walk" and not subject.bank.real:
         return [*small_walks(), *large_ids()]
+    if claim in ("law.exact", "law.params") and not subject.bank.real:
+        return list(small_laws(claim, subject))
     if claim != "kv.commit" or profile.name != "thorough" or len(subject.cache_kinds) == 1:
         return []
     cases: list[Case] = []
@@ -182,6 +192,31 @@ def sweep_cases(claim: str, subject: Subject, profile: Profile) -> list[Case]:
             )
         )
     return cases
+
+
+def small_laws(claim: str, subject: Subject) -> Iterator[LawCase]:
+    """The cheapest cases that tell rules apart, smaller ones first, so that a fault is found in the smallest it shows
+    in: each way to draft, chains and siblings; under parameters each alone and every two that have an order."""
+    proposals, only_chains = subject.law_drafts
+    if claim == "law.exact":
+        for shape, proposal in itertools.product(LAW_SHAPES, proposals):
+            if not only_chains or shape == tuple(range(-1, len(shape) - 1)):
+                for seed in LAW_SEEDS[: 1 if len(shape) == 2 else 3]:
+                    yield LawCase(seed=seed, parents=shape, proposal=proposal)
+        return
+    for (temperature, top_k, top_p, min_p), proposal, seed in itertools.product(
+        LAW_PARAMETERS, proposals, LAW_SEEDS[:2]
+    ):
+        yield LawCase(
+            vocab_size=4 if proposal == "deterministic" else 3,
+            seed=seed,
+            parents=(-1, 0, 0) if proposal == "deterministic" and not only_chains else (-1, 0),
+            proposal=proposal,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+        )
 
 
 def small_walks() -> Iterator[WalkCase]:

@@ -158,7 +158,14 @@ class Probe:
         )
         return self.noted("verify", self._verify_result("verify", out, tree))
 
-    def verify_batch(self, trees: Sequence[DraftTree], target_logits: Sequence[Tensor]) -> list[VerifyResult]:
+    def verify_batch(
+        self,
+        trees: Sequence[DraftTree],
+        target_logits: Sequence[Tensor],
+        *,
+        sampling: Sampling = GREEDY,
+        coins: Coins | None = None,
+    ) -> list[VerifyResult]:
         """target_logits: float [N, V] for each tree."""
         cu_nodes = torch.tensor([0, *(tree.num_nodes for tree in trees)]).cumsum(0)
         out = self._call(
@@ -167,8 +174,8 @@ class Probe:
                 [_copy(tree) for tree in trees],
                 torch.cat(list(target_logits)),
                 cu_nodes.clone(),
-                sampling=replace(GREEDY),
-                coins=SeededCoins(0),
+                sampling=replace(sampling),
+                coins=coins or SeededCoins(0),
             ),
         )
         answers = self._one_each("verify_batch", out, len(trees), "tree")

@@ -561,7 +561,7 @@ def self_draft_cases(draw: Draw, subject: Subject) -> GenerationCase:
 
 # Shapes whose drafts and coins can be gone through, the most telling ones more than once.
 LAW_SHAPES = ((-1, 0), (-1, 0, 1), (-1, 0, 0), (-1, 0, 0, 1), (-1, 0, 0, 1, 2), (-1, 0, 0, 0))
-DRAWN_SHAPES = (*LAW_SHAPES[:3] * 2, (-1, 0, 0, 1))
+DRAWN_SHAPES = LAW_SHAPES[:3]
 # Temperature, top_k, top_p, min_p: each alone, and together.
 LAW_PARAMETERS = (
     (50, 0, 100, 0),
@@ -585,7 +585,8 @@ def law_cases(draw: Draw, subject: Subject, *, with_params: bool = False, whole:
     if whole and proposal != "deterministic":  # each draft that is drawn multiplies what is gone through by V
         shapes = [one for one in DRAWN_SHAPES if one in shapes]
     shape = draw(st.sampled_from(shapes), label="shape")
-    vocab_size = draw(st.sampled_from((3, 3, 4) if len(shape) > 2 else (3, 4, 5)), label="vocabulary")
+    sizes = (3,) if whole and len(shape) > 3 else (3, 3, 4) if len(shape) > 2 else (3, 4, 5)
+    vocab_size = draw(st.sampled_from(sizes), label="vocabulary")
     temperature, top_k, top_p, min_p = draw(st.sampled_from(LAW_PARAMETERS)) if with_params else (100, 0, 100, 0)
     return LawCase(
         vocab_size=vocab_size,
@@ -602,11 +603,12 @@ def law_cases(draw: Draw, subject: Subject, *, with_params: bool = False, whole:
 @st.composite
 def sampled_cases(draw: Draw, subject: Subject, *, in_rows: bool = False) -> SampledCase:
     """Generations at a temperature. The simplest case, often the only one of a run, tells most: drafts that
-    are drawn, and two tokens, whose law is flattened, so that a thousand draws show what rounds have in common. Over
+    are drawn, and two tokens, whose law is flattened, so that few draws show what rounds have in common. Over
     more tokens cuts leave few enough texts to know them all."""
     models = _models_with_rows(subject) if in_rows else list(range(subject.bank.num_models))
-    smallest = min(models, key=subject.vocab_size)
-    model = draw(st.sampled_from((smallest, *models)), label="model")
+    if not in_rows:  # whose contexts should differ
+        models.insert(0, min(models, key=subject.vocab_size))
+    model = draw(st.sampled_from(models), label="model")
     vocab_size = subject.vocab_size(model)
     proposals, only_chains = subject.law_drafts
     drawn = ("early_exit", "early_exit") if set(proposals) - {"deterministic"} else ()

@@ -60,8 +60,9 @@ class Walk:
         return VerifyResult(tuple(path[1:]), self.draw(self.correction(node) if self.tried(node) else self.bonus(node)))
 
     def kept_child(self, node: int) -> int | None:
-        law, self.rest = self.p[node], self.p_rest[node]
+        law: Law = self.p[node]
         q: Law = self.q[node] if self.q else []
+        self.rest: Law = self.p_rest[node]
         for child in self.tried(node):
             drawn_from = self.proposed(child, q)
             if self.keeps(child, law, drawn_from):

@@ -74,13 +74,13 @@ def _changed(change: Callable[[Sampling], Sampling]) -> type[Walk]:
     return _by(lambda logits, sampling: probs(logits, change(sampling)))
 
 
-def _cut_first(name: str, *, at: Callable[[Sampling], Sampling]) -> Callable[[Tensor, Sampling], Tensor]:
-    """One filter before all else, over the law that `at` asks for."""
+def _top_p_first(at: Callable[[Sampling], Sampling]) -> Callable[[Tensor, Sampling], Tensor]:
+    """top_p before all else, over the law that `at` asks for."""
 
     def laws(logits: Tensor, sampling: Sampling) -> Tensor:
-        first = replace(_uncut(at(sampling)), **{name: getattr(sampling, name)})
+        first = replace(_uncut(at(sampling)), top_p=sampling.top_p)
         cut = logits.double().where(probs(logits, first) > 0, -torch.inf)
-        return probs(cut, replace(sampling, **{name: None}))
+        return probs(cut, replace(sampling, top_p=None))
 
     return laws
 
@@ -165,7 +165,7 @@ class _SoftAtZero(Decoder):
 
 class _TopPFirst(Decoder):
     def probs(self, logits: Tensor, sampling: Sampling) -> Tensor:
-        return _cut_first("top_p", at=_warm)(logits, sampling) if sampling.temperature else probs(logits, sampling)
+        return _top_p_first(_warm)(logits, sampling) if sampling.temperature else probs(logits, sampling)
 
 
 class _SeedZero(Decoder):
@@ -224,31 +224,35 @@ def _drafters_coins(steps: Steps) -> Steps:
 
 
 def _coins_for_all_rows(steps: BatchSteps) -> BatchSteps:
-    def sample(draws: Sequence[Draw], *rest: Any) -> list[VerifyResult]:
+    def sample(
+        draws: Sequence[Draw], trees: Sequence[DraftTree], flat_logits: Tensor, cu_nodes: Sequence[int]
+    ) -> list[VerifyResult]:
         tossed: list[float] = []
         first = draws[0].coins
         assert first is not None
-        return steps.sample([replace(one, coins=_Replayed(first, tossed)) for one in draws], *rest)
+        return steps.sample(
+            [replace(one, coins=_Replayed(first, tossed)) for one in draws], trees, flat_logits, cu_nodes
+        )
 
     return replace(steps, sample=sample)
 
 
 def _seed_of_row_zero(steps: BatchSteps) -> BatchSteps:
     def join(active: list[BatchRow], joining: list[BatchRow]) -> list[BatchRow]:
-        first = (active or joining or [None])[0]
         for row in joining:
-            assert first is not None
-            row.coins = SharedNoise(first.request.seed)
+            row.coins = SharedNoise([*active, *joining][0].request.seed)
         return steps.join(active, joining)
 
     return replace(steps, join=join)
 
 
 def _neighbours_parameters(steps: BatchSteps) -> BatchSteps:
-    def sample(draws: Sequence[Draw], *rest: Any) -> list[VerifyResult]:
+    def sample(
+        draws: Sequence[Draw], trees: Sequence[DraftTree], flat_logits: Tensor, cu_nodes: Sequence[int]
+    ) -> list[VerifyResult]:
         shifted = [*draws[1:], draws[0]]
         moved = [replace(one, sampling=other.sampling) for one, other in zip(draws, shifted, strict=True)]
-        return steps.sample(moved, *rest)
+        return steps.sample(moved, trees, flat_logits, cu_nodes)
 
     return replace(steps, sample=sample)
 
@@ -362,14 +366,14 @@ FAULTS = (
         **off_by(0.0974026, TOP_K),
     ),
     _params(
-        *(_by(_cut_first("top_p", at=_warm)), "top_p_before_temperature"),
+        *(_by(_top_p_first(_warm)), "top_p_before_temperature"),
         "top_p is cut before the temperature is applied",
         "top_p and a temperature other than 1",
         kin="filters in another order",
         **off_by(0.0600000, COLD_TOP_P),
     ),
     _params(
-        *(_by(_cut_first("top_p", at=lambda one: one)), "top_p_before_top_k"),
+        *(_by(_top_p_first(lambda one: one)), "top_p_before_top_k"),
         "top_p is cut before top_k, over the whole law",
         "top_k and top_p that cut",
         kin="filters in another order",
@@ -558,7 +562,7 @@ FAULTS = (
         "batch-raggedness",
         "all rows keep as many drafts as the shortest one; those that lose some have their next token drawn anew",
         "two rows with unlike accept counts",
-        "law.rows",
+        "law.exact",
         target=_batch(_to_the_shortest),
         subtle="unlike accept counts; greedy rows stay right",
     ),

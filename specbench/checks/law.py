@@ -7,7 +7,7 @@ run. A verifier is asked with coins of our choosing; its law is found by going t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NoReturn
@@ -47,8 +47,12 @@ class Emitted:
 
 
 def check_exact(subject: Subject, case: Case, record: ClaimRecord) -> None:
-    """One round behind one text, completed by the target's law: exactly the law of as many tokens as could come."""
+    """One round behind one text, completed by the target's law: exactly the law of as many tokens as could come. Two
+    trees that are verified at once keep their own laws and have nothing to do with each other."""
     _check_law(claims.LawMismatch, subject, case, record)
+    assert isinstance(case, LawCase)
+    if "verify_batch" in subject.has and case.num_drafts == 1 and case.seed % 2:  # two trees take seconds
+        _check_pair(subject, case, record)
 
 
 def check_params(subject: Subject, case: Case, record: ClaimRecord) -> None:
@@ -241,6 +245,35 @@ def _check_law(violation: type[Violation], subject: Subject, case: Case, record:
                 tree=emitted.tree,
             )
         )
+
+
+def _check_pair(subject: Subject, case: LawCase, record: ClaimRecord) -> None:
+    sampling, probe = sampling_of(case), subject.open(case)
+    pair = [as_asked(drafts_of(case, Toy(case.vocab_size, seed))[0][0]) for seed in (case.seed, case.seed + 1)]
+    alone = [exact_law(lambda coins, one=one: probe.verify(*one, sampling=sampling, coins=coins)) for one in pair]
+    trees, logits = [one[0] for one in pair], [one[1] for one in pair]
+    together = exact_law(
+        lambda coins: tuple(probe.verify_batch(trees, logits, sampling=sampling, coins=coins)), grid=GRID // 2
+    )
+    record.num_nodes += 2
+    right = {(one, two): mass * other for one, mass in alone[0].items() for two, other in alone[1].items()}
+    distance = float(total_variation(together, right))
+    if distance > TOLERANCE:
+        worst = max({**together, **right}, key=lambda key: abs(together.get(key, 0.0) - right.get(key, 0.0)))
+        raise claims.LawMismatch(
+            Facts(
+                headline=f"two trees that are verified at once are not verified as alone: their joint law is off by a "
+                f"total variation of {distance:.3g}",
+                expected=f"{right.get(worst, 0.0):.6f} for {_pair_named(worst)}",
+                actual=f"{together.get(worst, 0.0):.6f}",
+                source="the product of their laws, each tree verified alone",
+                tree=trees[0],
+            )
+        )
+
+
+def _pair_named(pair: Sequence[VerifyResult]) -> str:
+    return " and ".join(f"path {list(one.path)}, token {one.bonus_token}" for one in pair)
 
 
 def completed(law: Mapping[Tokens, float], toy: Toy, sampling: Sampling, num_tokens: int) -> dict[Tokens, float]:

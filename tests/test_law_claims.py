@@ -1,0 +1,330 @@
+"""Claims about laws: the reference holds, and one wrong target for each says the sentence that it should."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from sessions import session_on
+from torch import Tensor
+
+from specbench import claims
+from specbench.cases import Case, DrafterCase, LawCase, SampledCase
+from specbench.checks import CHECKS, sampled
+from specbench.judge import Skipped
+from specbench.law.sequential import joint_cells
+from specbench.protocols import Coins
+from specbench.record import ClaimRecord
+from specbench.reference.decoder import Decoder
+from specbench.reference.drafters.sampled import SampledDrafter
+from specbench.reference.sampling import probs
+from specbench.reference.sampling import sample as drawn_from
+from specbench.reference.target import ReferenceTarget
+from specbench.reference.verify import CoinChance, SharedNoise, rule_for
+from specbench.reference.verify.chance import inverse_cdf
+from specbench.subjects import Subject
+from specbench.tree import DraftTree
+from specbench.types import GREEDY, Generation, Request, Sampling, VerifyResult
+
+# Over two tokens (model 5) with a law that is nearly even; over 31 tokens (model 0) in rows.
+TEXTS = SampledCase(model=5, max_new_tokens=6, temperature=400, drafter="early_exit")
+ROWS = SampledCase(max_new_tokens=3, temperature=100, top_k=4, num_rows=3, drafter="early_exit")
+SEEDS = SampledCase(max_new_tokens=8, drafter="early_exit")
+OWN = DrafterCase(model=5, prompt=(0, 1), max_nodes=2, max_depth=2, temperature=100, drafter="faulty")
+CHAIN = LawCase(vocab_size=3, parents=(-1, 0, 1), seed=4)
+
+
+class _Verifying(Decoder):
+    """Accepts by the usual rules with its own way of deciding."""
+
+    chance: type[CoinChance] = CoinChance
+
+    def verify(
+        self, tree: DraftTree, target_logits: Tensor, *, sampling: Sampling = GREEDY, coins: Coins | None = None
+    ) -> VerifyResult:
+        assert coins is not None
+        if sampling.temperature == 0.0:
+            return super().verify(tree, target_logits, sampling=sampling)
+        q = None if tree.draft_probs is None else tree.draft_probs.tolist()
+        return rule_for(tree).verify(tree, probs(target_logits, sampling).tolist(), q, self.chance(coins))
+
+
+class _AtMost(CoinChance):
+    def accept(self, probability: Any) -> bool:
+        return float(self._coins.uniform(1)) <= probability
+
+
+class _Generous(CoinChance):
+    def accept(self, probability: Any) -> bool:
+        return super().accept(1.5 * probability)
+
+
+class AcceptsAtCoinZero(_Verifying):
+    chance = _AtMost
+
+
+class AcceptsTooMany(_Verifying):
+    chance = _Generous
+
+
+class ResamplesFromP(_Verifying):
+    def verify(self, tree: DraftTree, target_logits: Tensor, **asked: Any) -> VerifyResult:
+        result = super().verify(tree, target_logits, **asked)
+        last = result.path[-1] if result.path else 0
+        p = probs(target_logits, asked["sampling"])[last].tolist()
+        return replace(result, bonus_token=inverse_cdf(p, float(asked["coins"].uniform(1))))
+
+
+class DrawsAtTemperatureZero(Decoder):
+    def verify(
+        self, tree: DraftTree, target_logits: Tensor, *, sampling: Sampling = GREEDY, coins: Coins | None = None
+    ) -> VerifyResult:
+        return super().verify(tree, target_logits, sampling=Sampling(temperature=1.0), coins=coins)
+
+
+class OwnRandomness(Decoder):
+    def verify(
+        self, tree: DraftTree, target_logits: Tensor, *, sampling: Sampling = GREEDY, coins: Coins | None = None
+    ) -> VerifyResult:
+        self.number = getattr(self, "number", 0) + 1
+        return super().verify(tree, target_logits, sampling=sampling, coins=SharedNoise(self.number))
+
+
+class AlwaysGreedy(Decoder):
+    def accept(self, tree: DraftTree, logits: Tensor, **asked: Any) -> VerifyResult:
+        return self.steps.walk(tree, logits)
+
+
+class CoinsAnewEachRound(Decoder):
+    def accept(self, tree: DraftTree, logits: Tensor, **asked: Any) -> VerifyResult:
+        return super().accept(tree, logits, **{**asked, "coins": SharedNoise(asked["coins"]._seed)})
+
+
+class SeedOfItsOwn(Decoder):
+    """numbers: the seeds that it takes instead of the request's, one after the other."""
+
+    numbers: Any = itertools.repeat(0)
+
+    def generate(self, prompt: Sequence[int], **asked: Any) -> Generation:
+        return super().generate(prompt, **{**asked, "seed": next(self.numbers)})
+
+
+class AnotherSeedEachTime(SeedOfItsOwn):
+    numbers = itertools.count()
+
+
+class OneSeedForAllRows(Decoder):
+    def _generate_batch(self, requests: Sequence[Request], **asked: Any) -> list[Generation]:
+        return super()._generate_batch([replace(one, seed=requests[0].seed) for one in requests], **asked)
+
+
+class FirstRowsTemperature(Decoder):
+    def _generate_batch(self, requests: Sequence[Request], **asked: Any) -> list[Generation]:
+        return super()._generate_batch([replace(one, sampling=requests[0].sampling) for one in requests], **asked)
+
+
+class ParentsRow(SampledDrafter):
+    """q of a node is handed on as that of its children."""
+
+    def draft(self, context: list[int], **asked: Any) -> DraftTree:
+        tree = super().draft(context, **asked)
+        assert tree.draft_probs is not None
+        return replace(tree, draft_probs=tree.draft_probs[[max(parent, 0) for parent in tree.parent_list]])
+
+
+class NucleusFirst:
+    """A sampler that cuts by top_p before it applies the temperature."""
+
+    vocab_size = 4
+
+    def probs(self, logits: Tensor, sampling: Sampling) -> Tensor:
+        cut = probs(logits, Sampling(temperature=1.0, top_p=sampling.top_p)) > 0
+        return probs(logits.where(cut, -torch.inf), replace(sampling, top_p=None))
+
+    def sample(self, law: Tensor, coins: Coins) -> int:
+        return drawn_from(law, coins)
+
+
+def check(claim: str, target: Any, case: Case) -> ClaimRecord:
+    """A claim on one case, in the first column of a target."""
+    subject = next(iter(session_on(target).subjects.values()))
+    assert isinstance(subject, Subject)
+    record = ClaimRecord(claim, subject.name)
+    CHECKS[claim](subject, case, record)
+    return record
+
+
+HOLDS: dict[str, Case] = {
+    "greedy.temperature_zero": CHAIN,
+    "law.exact": CHAIN,
+    "law.params": replace(CHAIN, temperature=70, top_k=2, top_p=80, min_p=10),
+    "law.support": CHAIN,
+    "law.acceptance_bound": CHAIN,
+    "law.joint": TEXTS,
+    "law.rows": ROWS,
+    "law.seed": SEEDS,
+    "law.q": replace(OWN, drafter="sampled_iid"),
+}
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampled, "NUM_TEXTS", 200)
+    monkeypatch.setattr(sampled, "NUM_BATCHES", 100)
+
+
+@pytest.mark.parametrize("claim", HOLDS)
+@pytest.mark.usefixtures("few_draws")
+def test_the_reference_holds(claim: str) -> None:
+    check(claim, ReferenceTarget(), HOLDS[claim])
+
+
+def _sampler() -> Any:
+    class Right(NucleusFirst):
+        def probs(self, logits: Tensor, sampling: Sampling) -> Tensor:
+            return probs(logits, sampling)
+
+    return Right()
+
+
+def test_a_sampler_alone_is_judged() -> None:
+    check("sampler.law", _sampler(), replace(HOLDS["law.params"], vocab_size=4))
+
+
+WRONG: dict[str, tuple[str, Any, Case, type[claims.Violation], str]] = {
+    "always greedy": (
+        *("law.joint", ReferenceTarget(decoder=AlwaysGreedy), TEXTS, claims.JointLawMismatch),
+        "40 sampled texts of 6 tokens do not follow the joint law of the target",
+    ),
+    "coins anew each round": (
+        *("law.joint", ReferenceTarget(decoder=CoinsAnewEachRound), TEXTS, claims.JointLawMismatch),
+        "sampled texts of 6 tokens do not follow the joint law of the target",
+    ),
+    "seed ignored in every text": (
+        *("law.joint", ReferenceTarget(decoder=SeedOfItsOwn), TEXTS, claims.JointLawMismatch),
+        "20 sampled texts of 6 tokens do not follow the joint law of the target",
+    ),
+    "seed ignored": (
+        *("law.seed", ReferenceTarget(decoder=SeedOfItsOwn), SEEDS, claims.SeedIgnored),
+        "16 other seeds give the text of seed 0: by chance with probability",
+    ),
+    "another seed each time": (
+        *("law.seed", ReferenceTarget(decoder=AnotherSeedEachTime), SEEDS, claims.SeedIgnored),
+        "seed 0, asked again, gives another text",
+    ),
+    "rows share coins": (
+        *("law.rows", ReferenceTarget(decoder=OneSeedForAllRows), ROWS, claims.RowsDepend),
+        "rows 0 and 1 of 3 depend on each other over",
+    ),
+    "rows share parameters": (
+        *("law.rows", ReferenceTarget(decoder=FirstRowsTemperature), replace(ROWS, top_k=0), claims.RowsDepend),
+        "row 2 of 3 does not follow the law of its own prompt over",
+    ),
+    "q of the wrong row": (
+        *("law.q", ReferenceTarget(drafters={"faulty": lambda model: ParentsRow(model, widths=(1, 1))}), OWN),
+        claims.DraftedLawMismatch,
+        "drafts of 'faulty', judged by the target's own verifier at temperature 1: the law of 3 tokens is off by a "
+        "total variation of",
+    ),
+    "resamples from p": (
+        *("law.exact", ReferenceTarget(decoder=ResamplesFromP), CHAIN, claims.LawMismatch),
+        "iid drafts: the law of 3 tokens is off by a total variation of",
+    ),
+    "resamples from p under parameters": (
+        *("law.params", ReferenceTarget(decoder=ResamplesFromP), HOLDS["law.params"], claims.LawUnderParameters),
+        "iid drafts: the law of 3 tokens is off by a total variation of",
+    ),
+    "accepts at coin 0": (
+        *("law.support", ReferenceTarget(decoder=AcceptsAtCoinZero), CHAIN, claims.ImpossibleToken),
+        r"where the target gives it no probability \(coins 0\)",
+    ),
+    "accepts too many": (
+        *("law.acceptance_bound", ReferenceTarget(decoder=AcceptsTooMany), CHAIN, claims.BoundExceeded),
+        "drafts a round, more than any lossless rule can",
+    ),
+    "draws at temperature 0": (
+        *("greedy.temperature_zero", ReferenceTarget(decoder=DrawsAtTemperatureZero), CHAIN, claims.TemperatureZero),
+        "at temperature 0 token . follows node 0, whose argmax is",
+    ),
+    "nucleus before temperature": (
+        *("sampler.law", NucleusFirst(), LawCase(vocab_size=4, seed=2, temperature=200, top_p=60)),
+        claims.SamplerMismatch,
+        r"probs\(\) gives token . .*, which is not what the sampling parameters ask for",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_target_is_told_in_one_sentence(name: str) -> None:
+    claim, target, case, violation, sentence = WRONG[name]
+    with pytest.raises(violation, match=sentence):
+        check(claim, target, case)
+
+
+def test_a_verifier_of_chosen_drafts_is_asked_no_other() -> None:
+    class OnlyChosen(ReferenceTarget):
+        proposals = ("deterministic",)
+
+        def build(self, model: Any, drafter: Any, **keywords: Any) -> Decoder:
+            return _Noting(model, drafter)
+
+    class _Noting(Decoder):
+        seen: ClassVar[set[str]] = set()
+
+        def verify(self, tree: DraftTree, target_logits: Tensor, **asked: Any) -> VerifyResult:
+            self.seen.add(tree.proposal)
+            return super().verify(tree, target_logits, **asked)
+
+    session_on(OnlyChosen()).judge("law.support", "tiny-fp64")
+    assert _Noting.seen == {"deterministic"}
+
+
+def test_a_law_that_cannot_be_found_is_not_tested() -> None:
+    with pytest.raises(Skipped, match="the law of this target cannot be found by going through its coins: it answers"):
+        session_on(ReferenceTarget(decoder=OwnRandomness)).judge("law.exact", "tiny-fp64")
+
+
+def test_own_drafts_are_not_tested_over_a_large_vocabulary() -> None:
+    with pytest.raises(Skipped, match="over a vocabulary of two tokens"):
+        session_on(ReferenceTarget()).judge("law.q", "tiny-fp64", only=replace(OWN, model=0, drafter="sampled_iid"))
+
+
+class Halves:
+    """A model whose next token is 0 or 1 after a 0, each as likely, and 1 alone after a 1."""
+
+    def causal(self, tokens: Tensor) -> Tensor:
+        rows = torch.tensor([[0.0, 0.0], [-torch.inf, 0.0]], dtype=torch.float64)
+        return rows[tokens]
+
+
+def test_the_law_of_texts_is_the_product_along_each() -> None:
+    texts = sampled.text_law(Halves(), (0,), Sampling(temperature=1.0), 2)  # type: ignore[arg-type]
+    assert {one.tokens: one.mass for one in texts} == {(0, 0): 0.25, (0, 1): 0.25, (1, 1): 0.5}
+
+
+def test_places_lie_in_the_middle_of_a_tokens_stretch() -> None:
+    texts = sampled.text_law(Halves(), (0,), Sampling(temperature=1.0), 2)  # type: ignore[arg-type]
+    assert [one.places for one in texts] == [(0.25, 0.25), (0.25, 0.75), (0.75, 0.5)]
+
+
+def test_a_text_without_probability_has_a_cell_without_probability() -> None:
+    texts = sampled.text_law(Halves(), (0,), Sampling(temperature=1.0), 2)  # type: ignore[arg-type]
+    (cells,) = sampled.partitions_of(texts)
+    assert cells.law[cells.cell((1, 0))] == 0.0
+
+
+def test_a_round_is_completed_by_what_p_goes_on_with() -> None:
+    texts = sampled.text_law(Halves(), (0,), Sampling(temperature=1.0), 2)  # type: ignore[arg-type]
+    law = sampled.completed({(0,): 0.4, (1, 1): 0.5, (1, 0): 0.1}, texts)
+    assert law == {(1, 0): 0.1, (0, 0): 0.2, (0, 1): 0.2, (1, 1): 0.5}
+
+
+def test_coins_used_twice_fall_into_few_cells() -> None:
+    """One coin for four tokens of eight that are equally likely: all in the lower half, or all in the upper one."""
+    law = [sampled.Text((one,) * 4, 1 / 8, ((one + 0.5) / 8,) * 4) for one in range(8)]
+    cells = sampled.by_places(law)
+    assert {cells.cell(one.tokens) for one in law} == {joint_cells([half] * 4, [2] * 4) for half in (0, 1)}
