@@ -24,6 +24,7 @@ DRAFTERS = (
     *("scripted", "runner_up", "ngram", "ngram_chain", "self_chain", "self_tree", "early_exit"),
     *OWN_DRAFTERS,
 )
+DRAWN = "drawn"  # drafts that are drawn, of a `SampledCase`
 
 
 @dataclass(frozen=True)
@@ -291,8 +292,8 @@ class LawCase(Case):
 
 @dataclass(frozen=True)
 class SampledCase(GenerationCase):
-    """A generation at a temperature, asked for again and again with other seeds. seed: the first of them. num_rows:
-    requests side by side, each with seeds of its own. temperature ... min_p: as in `LawCase`."""
+    """A generation at a temperature, asked for again and again with other seeds. drafter: also "drawn". seed: the first
+    of them. num_rows: requests side by side, each with seeds of its own. temperature ... min_p: as in `LawCase`."""
 
     seed: int = 0
     num_rows: int = 1
@@ -607,8 +608,9 @@ def _check(case: Case) -> None:
         _in_range("max_new_tokens", case.max_new_tokens, 0, MAX_INTS, "a length")
         _in_range("eos_idx", case.eos_idx, -1, MAX_INTS, "an index, or -1 for none")
         _check_additions(case)
-        if case.drafter not in DRAFTERS:
-            raise ValueError(f"replay string: drafter = {case.drafter!r} must be one of {', '.join(DRAFTERS)}")
+        drafters = (*DRAFTERS, DRAWN) if isinstance(case, SampledCase) else DRAFTERS
+        if case.drafter not in drafters:
+            raise ValueError(f"replay string: drafter = {case.drafter!r} must be one of {', '.join(drafters)}")
 
 
 def _check_drafter_case(case: DrafterCase) -> None:

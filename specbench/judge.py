@@ -220,6 +220,7 @@ class RunSession:
             try:
                 self._check(claim, subject, case, record)
             except Violation as violation:
+                self.watchdog.note_case(self.current_replay)  # it goes on with this one: reducing, naming
                 self._fail(violation, claim, subject, case, record, reduce=reduce)
 
     def _check_drawn(self, claim: Claim, subject: Subject, record: ClaimRecord) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from specbench.banks import TinyBank
 from specbench.cases import (
+    DRAWN,
     LONG_SHAPES,
     NUM_FLAVOURS,
     OWN_DRAFTERS,
@@ -611,7 +612,7 @@ def sampled_cases(draw: Draw, subject: Subject, *, in_rows: bool = False) -> Sam
     model = draw(st.sampled_from(models), label="model")
     vocab_size = subject.vocab_size(model)
     proposals, only_chains = subject.law_drafts
-    drawn = ("early_exit", "early_exit") if set(proposals) - {"deterministic"} else ()
+    drawn = (DRAWN, DRAWN) if set(proposals) - {"deterministic"} else ()
     drafter = draw(st.sampled_from((*drawn, *(("scripted",) if "deterministic" in proposals else ()))), label="drafter")
     rounds = []
     if drafter == "scripted" and "build" in subject.has:

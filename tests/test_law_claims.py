@@ -31,9 +31,9 @@ from specbench.tree import DraftTree
 from specbench.types import GREEDY, Generation, Request, Sampling, VerifyResult
 
 # Over two tokens (model 5) with a law that is nearly even; over 31 tokens (model 0) in rows.
-TEXTS = SampledCase(model=5, max_new_tokens=6, temperature=400, drafter="early_exit")
-ROWS = SampledCase(max_new_tokens=3, temperature=100, top_k=4, num_rows=3, drafter="early_exit")
-SEEDS = SampledCase(max_new_tokens=8, drafter="early_exit")
+TEXTS = SampledCase(model=5, max_new_tokens=6, temperature=400, drafter="drawn")
+ROWS = SampledCase(max_new_tokens=3, temperature=100, top_k=4, num_rows=3, drafter="drawn")
+SEEDS = SampledCase(max_new_tokens=8, drafter="drawn")
 OWN = DrafterCase(model=5, prompt=(0, 1), max_nodes=2, max_depth=2, temperature=100, drafter="faulty")
 CHAIN = LawCase(vocab_size=3, parents=(-1, 0, 1), seed=4)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specbench import claims
 from specbench.banks import TinyBank
-from specbench.cases import Case, DrafterCase, SampledCase
+from specbench.cases import DRAWN, Case, DrafterCase, SampledCase
 from specbench.checks.generation import make_drafter
 from specbench.checks.law import TOLERANCE, Tokens, exact_law, sampling_of
 from specbench.claims import Facts
@@ -46,8 +46,6 @@ NUM_PLACES = 4  # tokens of a text whose places are looked at together; of two r
 NUM_CELLS = 16  # of about equal probability; one more holds what the law has not
 NUM_SEEDS = 16
 RAREST = 1e-9  # chance of what a right target is accused of, at most
-# In a sampled case this word of `cases.DRAFTERS` means drafts that are drawn; the other words mean what they say.
-DRAWN = "early_exit"
 SHAPES = ((1,), (), (2, 1), (), (1, 1))  # widths of drafts; rounds with none toss the fewest coins
 
 

@@ -20,7 +20,7 @@ Ask = Callable[[str], "Finding | bool"]  # a claim -> how it fails on the subjec
 MOST_SUSPECTS = 5
 # Claims that are judged on little but tokens, which many faults can bend alike: where all below holds, what the claim
 # is about says more than a fault of another class that happens to say the same tokens.
-SPEAKS_FOR_ITSELF = ("greedy.walk", "stop.", "processors.", "ranks.", "cost.", "metrics.")
+SPEAKS_FOR_ITSELF = ("greedy.walk", "law.support", "stop.", "processors.", "ranks.", "cost.", "metrics.")
 
 
 class Evidence:

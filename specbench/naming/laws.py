@@ -100,6 +100,13 @@ def kept_by(one: Answered, row: list[float]) -> bool:
     return any(abs(one.accepted() - chance) < CLOSE for chance in _chances(row, one.q, token))
 
 
+def kept_by_other_q(one: Answered) -> bool:
+    """Whether it is kept by p / q with the q of another row."""
+    token = one.tree.token_list[1]
+    others = [] if one.q is None else [row[token] for row in one.q[1:] if row[token]]
+    return any(abs(one.accepted() - min(1.0, one.p[0][token] / drawn)) < CLOSE for drawn in others)
+
+
 def residuals(one: Answered) -> list[list[float]]:
     """What may follow a refusal of the first draft: the positive part of p - q, or p without the draft."""
     token, p = one.tree.token_list[1], one.p[0]

@@ -733,6 +733,8 @@ def _choices(scene: Scene) -> Iterator[Reason]:
 def _verifier_law(scene: Scene) -> Iterator[Reason]:
     """The law of a round: which of its decisions is off, on a single draft, on siblings, on a chain."""
     if scene.claim == "law.params" and "law.exact" in scene.held:
+        if isinstance(scene.case, LawCase) and _only_drawn_fail(scene, replace(scene.case, vocab_size=4)):
+            yield "q-not-matching", "at temperature 1 the law is right, elsewhere only drafts that were drawn fail"
         yield "sampling-params-one-side", "at temperature 1 and without cuts the law is right"
         return
     if "verified at once" in scene.headline:
@@ -751,15 +753,7 @@ def _verifier_law(scene: Scene) -> Iterator[Reason]:
     found = list(_single_draft(single))
     yield from found
     if not found:
-        chains = [one for kind in PROPOSALS for one in laws.answered(scene.subject, (-1, 0, 1), kind, most=2)]
-        if any(one.num_coins < one.tree.num_nodes for one in chains):
-            yield "rng/seed", "one coin decides several things"
-        if any(one.q is not None for one in chains):
-            drawn = {one.tree.proposal for one in chains if _second_is_off(one)}
-            if drawn and "deterministic" not in drawn:
-                yield "q-not-matching", "the first draft is judged rightly, one behind it by another q than its own"
-            elif drawn:
-                yield "row-self", "the first draft is judged rightly, one behind it by another row than its parent's"
+        yield from _several_drafts(scene)
     yield "accept-rule/residual-wrong", "drafts are kept, or replaced, by another law than the target's"
     yield "q-not-matching", "drafts are kept, or replaced, by another law than the target's"
 
@@ -767,13 +761,15 @@ def _verifier_law(scene: Scene) -> Iterator[Reason]:
 def _single_draft(single: list[laws.Answered]) -> Iterator[Reason]:
     """One draft below the root: how often it is kept, and what follows."""
     wrong = [one for one in single if not laws.kept_rightly(one)]
-    if wrong and all(laws.kept_by(one, one.p[1]) for one in wrong):
+    telling = [one for one in wrong if laws.CLOSE < one.accepted() < 1 - laws.CLOSE]
+    if telling and all(laws.kept_by(one, one.p[1]) for one in telling):
         yield "row-self", "a draft is kept as often as its own row says"
-    if wrong and all(min(one.accepted(), 1 - one.accepted()) < laws.CLOSE for one in wrong):
+    if telling and all(laws.kept_by_other_q(one) for one in telling):
+        yield "q-not-matching", "a draft is kept as often as another row of q says"
+    if wrong and not telling:
         yield "greedy-vs-sampling", "a draft is kept always or never, whatever the coins"
-    if wrong and all(one.q is not None for one in wrong) and any(one.q is None for one in single):
-        yield "accept-rule/residual-wrong", "only drafts that were drawn are kept too often or too seldom"
     if wrong:
+        yield "accept-rule/residual-wrong", "drafts are kept too often or too seldom"
         return
     behind = [one for one in single if one.behind((1,)) and not laws.alike(one.behind((1,)), one.p[1])]
     refused = [
@@ -781,10 +777,39 @@ def _single_draft(single: list[laws.Answered]) -> Iterator[Reason]:
         for one in single
         if one.behind(()) and not any(laws.alike(one.behind(()), law) for law in laws.residuals(one))
     ]
+    if refused and all(one.num_coins < one.tree.num_nodes for one in refused):
+        yield "rng/seed", "one coin decides whether a draft is kept, and what is said instead"
     if behind and not refused:
         yield "bonus/correction-token-wrong", "drafts are kept as they should be, what follows a kept one is off"
     if refused:
         yield "accept-rule/residual-wrong", "drafts are kept as they should be, what replaces a refused one is off"
+
+
+def _several_drafts(scene: Scene) -> Iterator[Reason]:
+    """A single draft is judged rightly: siblings, and a chain."""
+    siblings = [one for kind in PROPOSALS for one in laws.answered(scene.subject, (-1, 0, 0), kind, most=3)]
+    chains = [one for kind in PROPOSALS for one in laws.answered(scene.subject, (-1, 0, 1), kind, most=3)]
+    all_refused = [one for one in siblings if one.behind(())]
+    all_kept = [one for one in chains if one.behind((1, 2))]
+    if any(one.num_coins < one.tree.num_nodes for one in (*all_refused, *all_kept)):
+        yield "rng/seed", "one coin decides several things"
+    for shape, what in (((-1, 0, 0), "siblings"), ((-1, 0, 1), "drafts behind another one")):
+        if _only_drawn_fail(scene, LawCase(parents=shape)):
+            yield "q-not-matching", f"a single draft is judged rightly; of {what} only those that were drawn are not"
+    if any(_second_is_off(one) for one in chains if one.q is None):
+        yield "row-self", "the first draft is judged rightly, one behind it by another row than its parent's"
+
+
+def _only_drawn_fail(scene: Scene, case: LawCase) -> bool:
+    """Whether the law is off for drafts of this shape that were drawn, and right for those that were chosen."""
+
+    def fails(proposal: str) -> bool:
+        cases = (replace(case, proposal=proposal, seed=seed) for seed in (1, 3, 4))
+        return any(scene.fails_with(one) for one in cases)
+
+    proposals, _ = scene.subject.law_drafts
+    drawn = [one for one in proposals if one != "deterministic"]
+    return "deterministic" in proposals and not fails("deterministic") and any(fails(one) for one in drawn)
 
 
 def _second_is_off(one: laws.Answered) -> bool:
@@ -806,13 +831,15 @@ def _support(scene: Scene) -> Iterator[Reason]:
     token = re.search(r"token (\d+) is emitted", scene.headline)
     if token and isinstance(scene.case, LawCase) and int(token[1]) >= scene.case.vocab_size:
         yield "tokenizer/vocab", "a padding column is drawn from"
+    if "law.exact" in scene.held:
+        yield "accept-rule/residual-wrong", "the law is right, a coin at the end of [0, 1) is not judged rightly"
     yield from _verifier_law(scene)
 
 
 def _sampled(scene: Scene) -> Iterator[Reason]:
     """Whole generations: where a round alone has the right law, rounds depend on one another."""
-    if scene.claim == "law.rows" and "law.joint" in scene.held:
-        yield "batch-cross-talk", "a row alone has the right law, rows together have not"
+    if scene.claim == "law.rows" and "depend" not in scene.headline:
+        yield "batch-cross-talk", "a row of a batch has not the law that it has alone"
     if "greedy" in scene.headline or "one and the same" in scene.headline:
         yield "greedy-vs-sampling", "the same text comes whatever the seed"
     yield "rng/seed", "a round alone has the right law, whole texts have not"
