@@ -192,9 +192,12 @@ class Probe:
         return self.noted("probs", self._real_tensor("probs", out, [len(logits)]).double())
 
     def sample(self, probs: Tensor, coins: Coins) -> int:
-        """A token drawn from a law."""
+        """A token drawn from a law float64 [V], whose V is its own."""
         out = self._call("sample", lambda: self.adapter.sample(probs.clone(), coins))
-        (token,) = self._token_ids("sample", [out])
+        with self._reading("sample"):
+            token = _as_int(out)
+        if token is None or not 0 <= token < len(probs):
+            self._wrong("sample", f"a token id >= 0 and < {len(probs)}", describe(out) if token is None else str(token))
         return self.noted("sample", token)
 
     # level 3

@@ -54,7 +54,8 @@ class Verifier(Protocol):
     """
 
     def verify(self, tree: DraftTree, target_logits: Tensor, *, sampling: Sampling, coins: Coins) -> VerifyResult:
-        """target_logits: float [N, V], row i follows node i (it judges the children of i, never i itself)."""
+        """target_logits: float [N, V], row i follows node i (it judges the children of i, never i itself). V is that of
+        the call: claims about rules bring small vocabularies of their own, whatever `vocab_size` says."""
         ...
 
 

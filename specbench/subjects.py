@@ -194,7 +194,12 @@ class Subject:
         """Which drafts its verifier is made for, by its own word: `proposals`, all of them where it names none, and
         whether chains only (`only_chains`)."""
         adapter = self.target.adapter
-        declared = tuple(str(one) for one in getattr(adapter, "proposals", ()) if one in PROPOSALS)
+        declared = tuple(str(one) for one in getattr(adapter, "proposals", ()))
+        for one in declared:
+            if one not in PROPOSALS:
+                raise TargetError(
+                    f"target {self.target.name!r}: proposals names {one!r}, must be of {', '.join(PROPOSALS)}"
+                )
         return declared or PROPOSALS, bool(getattr(adapter, "only_chains", False))
 
     @property

@@ -149,6 +149,29 @@ class NucleusFirst:
         return drawn_from(law, coins)
 
 
+class NearBeforeNucleus(NucleusFirst):
+    """A sampler that cuts by min_p before top_p."""
+
+    def probs(self, logits: Tensor, sampling: Sampling) -> Tensor:
+        cut = probs(logits, replace(sampling, top_p=None)) > 0
+        return probs(logits.where(cut, -torch.inf), replace(sampling, min_p=None))
+
+
+class StrictSums(NucleusFirst):
+    """A sampler that looks for the first cumulative sum at or above the uniform: a uniform of 0 draws token 0."""
+
+    def probs(self, logits: Tensor, sampling: Sampling) -> Tensor:
+        return probs(logits, sampling)
+
+    def sample(self, law: Tensor, coins: Coins) -> int:
+        return int((law.cumsum(0) < float(coins.uniform(1))).sum().clamp(max=len(law) - 1))
+
+
+class BeyondTheColumns(Decoder):
+    def verify(self, tree: DraftTree, target_logits: Tensor, **keywords: Any) -> VerifyResult:
+        return VerifyResult((), 99)
+
+
 def check(claim: str, target: Any, case: Case) -> ClaimRecord:
     """A claim on one case, in the first column of a target."""
     subject = next(iter(session_on(target).subjects.values()))
@@ -249,6 +272,18 @@ WRONG: dict[str, tuple[str, Any, Case, type[claims.Violation], str]] = {
     "draws at temperature 0": (
         *("greedy.temperature_zero", ReferenceTarget(decoder=DrawsAtTemperatureZero), CHAIN, claims.TemperatureZero),
         "at temperature 0 token . follows node 0, whose argmax is",
+    ),
+    "min_p before the nucleus": (
+        *("sampler.law", NearBeforeNucleus(), LawCase(vocab_size=4, top_p=62, min_p=50), claims.SamplerMismatch),
+        r"probs\(\) gives token . .*, which is not what the sampling parameters ask for",
+    ),
+    "a uniform of 0 draws token 0": (
+        *("sampler.law", StrictSums(), LawCase(vocab_size=4), claims.SamplerMismatch),
+        r"sample\(\) draws token 0 of no probability \(coin 0\)",
+    ),
+    "a token beyond the columns": (
+        *("law.exact", ReferenceTarget(decoder=BeyondTheColumns), CHAIN, claims.Misbehaviour),
+        r"verify\(\) must return a bonus_token < 3 \(columns of target_logits\), got 99",
     ),
     "nucleus before temperature": (
         *("sampler.law", NucleusFirst(), LawCase(vocab_size=4, seed=2, temperature=200, top_p=60)),

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from specbench import claims
 from specbench.cases import Case, LawCase, SampledCase
-from specbench.claims import Facts, Violation
+from specbench.claims import Facts, Misbehaviour, Violation
 from specbench.law.joint import draft_law, round_law, total_variation
 from specbench.law.optimum import best_by_paths
 from specbench.law.scripted import CannotTell, law_of
 from specbench.law.toys import START, Context, Drafted, Toy
 from specbench.own_bank import OwnBank
 from specbench.probe import Probe
+from specbench.protocols import Coins
 from specbench.record import ClaimRecord
 from specbench.reference.sampling import probs
 from specbench.reference.verify import argmax_lowest, rule_for
@@ -33,7 +34,10 @@ from specbench.types import GREEDY, Sampling, VerifyResult
 
 TOLERANCE = 1e-6  # of a total variation: what a verifier in float32 does to a law, and no fault
 GRID = 32  # looks at a coin before its pieces are narrowed down
+MAX_RUNS = 40_000  # of a function, for its law: ten times what a verifier with a coin a decision takes
 LAST_COIN = 1.0 - 2.0**-53
+# Filters in another order cut this one elsewhere.
+TELLING_LAW = tuple(Fraction(hundredths, 100) for hundredths in (0, 35, 25, 20, 11, 9))
 Tokens = tuple[int, ...]
 
 
@@ -95,7 +99,7 @@ def check_support(subject: Subject, case: Case, record: ClaimRecord) -> None:
         tree, logits = as_asked(drafted, padding=case.seed % 3)
         p = probs(logits, sampling)
         for script in ((0.0,), (LAST_COIN,), (0.0, LAST_COIN), (LAST_COIN, 0.0), (0.0, 0.0, LAST_COIN)):
-            result = probe.verify(tree, logits, sampling=sampling, coins=_Repeating(script))
+            result = verified(probe, tree, logits, sampling, _Repeating(script))
             record.num_nodes += tree.num_drafts
             for node, token in _steps(tree, result):
                 if float(p[node, token]) <= 0.0:
@@ -111,7 +115,7 @@ def check_temperature_zero(subject: Subject, case: Case, record: ClaimRecord) ->
     for drafted, _ in drafts_of(case, toy):
         tree, logits = as_asked(drafted)
         for script in ((0.0,), (LAST_COIN,), (0.5, 0.25, 0.75)):
-            result = probe.verify(tree, logits, sampling=GREEDY, coins=_Repeating(script))
+            result = verified(probe, tree, logits, GREEDY, _Repeating(script))
             record.num_nodes += tree.num_drafts
             for node, token in _steps(tree, result):
                 best = argmax_lowest(logits[node])
@@ -146,13 +150,20 @@ def check_sampler(subject: Subject, case: Case, record: ClaimRecord) -> None:
     assert isinstance(case, LawCase)
     judged_once(subject)
     sampling, probe = sampling_of(case), subject.open(case)
-    for context in (START, (0, 1), (1, 0)):
-        row = logits_of(Toy(case.vocab_size, case.seed).p(context))
+    toy = Toy(case.vocab_size, case.seed)
+    for row in (*(logits_of(toy.p(context)) for context in (START, (0, 1), (1, 0))), logits_of(TELLING_LAW)):
         right, law = probs(row, sampling), probe.probs(row, sampling)
         off = float((law - right).abs().max())
         if not off <= TOLERANCE:
             token = int((law - right).abs().argmax())
             _wrong_sampler(f"probs() gives token {token} {float(law[token]):.6g}", right, law)
+        padded = torch.cat([torch.zeros(1), right, torch.zeros(1)])
+        for coin in (0.0, LAST_COIN):
+            token = probe.sample(padded, _Repeating((coin,)))
+            if token >= len(padded) or float(padded[token]) == 0.0:
+                _wrong_sampler(
+                    f"sample() draws token {token} of no probability (coin {_named((coin,))})", padded, padded
+                )
         if sampling.temperature:
             drawn = exact_law(lambda coins, law=right: probe.sample(law, coins))
             found = torch.tensor([drawn.get(token, 0.0) for token in range(len(right))], dtype=torch.float64)
@@ -168,7 +179,7 @@ def emitted_by(probe: Probe, case: LawCase, toy: Toy, sampling: Sampling) -> Emi
     for drafted, weight in drafts_of(case, toy):
         tree, logits = as_asked(drafted)
         for result, mass in exact_law(
-            lambda coins, tree=tree, logits=logits: probe.verify(tree, logits, sampling=sampling, coins=coins)
+            lambda coins, tree=tree, logits=logits: verified(probe, tree, logits, sampling, coins)
         ).items():
             text = (*drafted.tokens(result.path), result.bonus_token)
             law[text] = law.get(text, 0.0) + float(weight) * mass
@@ -180,9 +191,26 @@ def emitted_by(probe: Probe, case: LawCase, toy: Toy, sampling: Sampling) -> Emi
 def exact_law(function: Any, *, grid: int = GRID) -> Mapping[Any, float]:
     """The law of a function of coins; NotTested where it is not to be had."""
     try:
-        return law_of(function, grid=grid)
+        return law_of(function, grid=grid, max_runs=MAX_RUNS)
     except CannotTell as reason:
         raise NotTested(f"the law of this target cannot be found by going through its coins: {reason}") from None
+
+
+def verified(probe: Probe, tree: DraftTree, logits: Tensor, sampling: Sampling, coins: Coins) -> VerifyResult:
+    """What a verifier answers. Misbehaviour when its token is no column of the logits float [N, V]."""
+    result = probe.verify(tree, logits, sampling=sampling, coins=coins)
+    if result.bonus_token >= logits.shape[1]:
+        raise Misbehaviour(
+            Facts(
+                headline=f"verify() must return a bonus_token < {logits.shape[1]} (columns of target_logits), got "
+                f"{result.bonus_token}",
+                expected=f"a token < {logits.shape[1]}",
+                actual=str(result.bonus_token),
+                source="the logits that it was given",
+                tree=tree,
+            )
+        )
+    return result
 
 
 def drafts_of(case: LawCase, toy: Toy) -> tuple[tuple[Drafted, Fraction], ...]:
@@ -250,8 +278,10 @@ def _check_law(violation: type[Violation], subject: Subject, case: Case, record:
 def _check_pair(subject: Subject, case: LawCase, record: ClaimRecord) -> None:
     sampling, probe = sampling_of(case), subject.open(case)
     pair = [as_asked(drafts_of(case, Toy(case.vocab_size, seed))[0][0]) for seed in (case.seed, case.seed + 1)]
-    alone = [exact_law(lambda coins, one=one: probe.verify(*one, sampling=sampling, coins=coins)) for one in pair]
     trees, logits = [one[0] for one in pair], [one[1] for one in pair]
+    alone = [
+        exact_law(lambda coins, idx=idx: verified(probe, trees[idx], logits[idx], sampling, coins)) for idx in (0, 1)
+    ]
     together = exact_law(
         lambda coins: tuple(probe.verify_batch(trees, logits, sampling=sampling, coins=coins)), grid=GRID // 2
     )
