@@ -372,6 +372,10 @@ class WalkBatchCase(Case):
 
 
 BATCH_LAYOUTS = ("packed", "left_padded")
+# Drafts whose law can be gone through; temperature, top_k, top_p, min_p of a `LawCase`, each alone.
+LAW_SHAPES = ((-1, 0), (-1, 0, 1), (-1, 0, 0), (-1, 0, 0, 1), (-1, 0, 0, 1, 2), (-1, 0, 0, 0))
+SMALL_LAW_SHAPES = LAW_SHAPES[:3]
+LAW_PARAMETERS = ((50, 0, 100, 0), (200, 0, 100, 0), (100, 2, 100, 0), (100, 0, 70, 0), (100, 0, 100, 40))
 LONG_SHAPES = ("chain", "star", "binary", "deep", "ragged")
 # Operations whose numbers are token ids; "commit" names a node, then a token.
 TOKEN_OPS = ("prefill", "chunk", "draft", "step", "resume")

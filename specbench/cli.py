@@ -92,15 +92,9 @@ def faults(args: argparse.Namespace, pytest_args: list[str]) -> int:
         today = datetime.now(timezone.utc).date()
         part = None if args.part is None else fault_run.part_named(args.part, today=today)
         chosen = fault_run.choose(args.ids, part)
-        for file in (args.json, args.markdown):
-            if file is not None:
-                file.open("a").close()  # whether it can be written is told now, and not in ten minutes
-    except ValueError as error:
-        print(f"specbench: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"specbench: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+        _open_once(args.json, args.markdown)
+    except (ValueError, OSError) as error:
+        return _refused(error)
     if args.list:
         print(fault_report.listing(chosen))
         if args.markdown is not None:
@@ -125,17 +119,12 @@ def controls(args: argparse.Namespace, pytest_args: list[str]) -> int:
     names = {one: control_run.NAMES.get(one, one) for one in args.targets} or control_run.NAMES
     num_workers = args.workers or fault_run.default_workers()
     try:
-        if args.json is not None:
-            args.json.open("a").close()  # whether it can be written is told now, and not in ten minutes
+        _open_once(args.json)
         num_accusations = control_run.run(
             names, num_cases=args.cases, num_workers=num_workers, seed=args.seed, json_path=args.json
         )
-    except TargetError as error:
-        print(f"specbench: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"specbench: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+    except (TargetError, OSError) as error:
+        return _refused(error)
     return 1 if num_accusations else 0
 
 
@@ -149,15 +138,9 @@ def law(args: argparse.Namespace, pytest_args: list[str]) -> int:
             args.parser.error(f"--lossiness {file} must end in .png or .json")
     try:
         rules = survey.rules_named(args.rules)
-        for file in (args.json, args.markdown, *args.lossiness):
-            if file is not None:
-                file.open("a").close()  # whether it can be written is told now, and not in a minute
-    except ValueError as error:
-        print(f"specbench: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"specbench: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+        _open_once(args.json, args.markdown, *args.lossiness)
+    except (ValueError, OSError) as error:
+        return _refused(error)
     if args.lossiness:
         return _lossiness(args)
     num_models = args.models or survey.NUM_MODELS
@@ -190,6 +173,19 @@ def _lossiness(args: argparse.Namespace) -> int:
             title = f"{lossiness.DRAFTS}; means of {num_models} models"
             figure([asdict(curve) for curve in drawn], title=title).savefig(file, dpi=150)
     return 0
+
+
+def _open_once(*files: Path | None) -> None:
+    """Whether they can be written is told now, and not when all is computed."""
+    for file in files:
+        if file is not None:
+            file.open("a").close()
+
+
+def _refused(error: ValueError | OSError) -> int:
+    said = f"cannot write {error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    print(f"specbench: {said}", file=sys.stderr)
+    return 2
 
 
 def claims(args: argparse.Namespace, pytest_args: list[str]) -> int:

@@ -14,6 +14,8 @@ import torch
 
 from specbench.banks import CheckpointBank
 from specbench.cases import (
+    LAW_PARAMETERS,
+    SMALL_LAW_SHAPES,
     BatchCase,
     BatchRequest,
     Case,
@@ -34,6 +36,7 @@ from specbench.cases import (
     WalkCase,
 )
 from specbench.coverage import all_shapes, broom, depth_of
+from specbench.law.toys import is_chain
 from specbench.profiles import Profile
 from specbench.subjects import NotTested, Subject
 
@@ -90,13 +93,9 @@ LONG_CASES: dict[str, tuple[LongCase, ...]] = {
         LongCase(prefix_len=4095, num_nodes=511, shape="star", chunk=129, seed=9),
     ),
 }
-# Of a law that is gone through: shapes, toys, and temperature, top_k, top_p, min_p.
-LAW_SHAPES = ((-1, 0), (-1, 0, 1), (-1, 0, 0))
+# Of a law that is gone through: toys, and every two parameters that have an order.
 LAW_SEEDS = (1, 3, 2)
-LAW_PARAMETERS = (
-    *((50, 0, 100, 0), (200, 0, 100, 0), (100, 2, 100, 0), (100, 0, 70, 0), (100, 0, 100, 40)),
-    *((50, 0, 70, 0), (200, 0, 70, 0), (200, 0, 100, 40), (100, 2, 50, 0), (100, 3, 100, 40)),
-)
+LAW_PAIRS = ((50, 0, 70, 0), (200, 0, 70, 0), (200, 0, 100, 40), (100, 2, 50, 0), (100, 3, 100, 40))
 MAX_LONG_INEXACT = 1100  # prefix, where plain decoding's noise over the same tree has to be measured as well
 
 
@@ -201,13 +200,13 @@ def small_laws(claim: str, subject: Subject, *, is_quick: bool = False) -> Itera
     proposals, only_chains = subject.law_drafts
     seeds = LAW_SEEDS[:1] if is_quick else LAW_SEEDS
     if claim == "law.exact":
-        for shape, proposal in itertools.product(LAW_SHAPES, proposals):
-            if not only_chains or shape == tuple(range(-1, len(shape) - 1)):
+        for shape, proposal in itertools.product(SMALL_LAW_SHAPES, proposals):
+            if not only_chains or is_chain(shape):
                 for seed in seeds[: 1 if len(shape) == 2 else 3]:
                     yield LawCase(seed=seed, parents=shape, proposal=proposal)
         return
     for (temperature, top_k, top_p, min_p), proposal, seed in itertools.product(
-        LAW_PARAMETERS[: 5 if is_quick else None], proposals, seeds[:2]
+        LAW_PARAMETERS if is_quick else (*LAW_PARAMETERS, *LAW_PAIRS), proposals, seeds[:2]
     ):
         yield LawCase(
             vocab_size=4 if proposal == "deterministic" else 3,

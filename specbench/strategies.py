@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 from specbench.banks import TinyBank
 from specbench.cases import (
     DRAWN,
+    LAW_PARAMETERS,
+    LAW_SHAPES,
     LONG_SHAPES,
     NUM_FLAVOURS,
     OWN_DRAFTERS,
     ROW_ADDITIONS,
+    SMALL_LAW_SHAPES,
     BatchCase,
     BatchRequest,
     Case,
@@ -40,6 +43,7 @@ from specbench.cases import (
     WalkCase,
 )
 from specbench.coverage import all_shapes, broom, depth_of
+from specbench.law.toys import is_chain
 from specbench.reference.recurrent import HybridModel
 from specbench.subjects import Subject
 
@@ -560,18 +564,8 @@ def self_draft_cases(draw: Draw, subject: Subject) -> GenerationCase:
     )
 
 
-# Shapes whose drafts and coins can be gone through, the most telling ones more than once.
-LAW_SHAPES = ((-1, 0), (-1, 0, 1), (-1, 0, 0), (-1, 0, 0, 1), (-1, 0, 0, 1, 2), (-1, 0, 0, 0))
-DRAWN_SHAPES = LAW_SHAPES[:3]
-# Temperature, top_k, top_p, min_p: each alone, and together.
-LAW_PARAMETERS = (
-    (50, 0, 100, 0),
-    (200, 0, 100, 0),
-    (100, 2, 100, 0),
-    (100, 0, 70, 0),
-    (100, 0, 100, 40),
-    *((70, 2, 80, 10), (100, 0, 62, 50)),
-)
+# Temperature, top_k, top_p, min_p together.
+LAW_MIXTURES = ((70, 2, 80, 10), (100, 0, 62, 50))
 # top_k, top_p, min_p of sampled generations.
 LAW_CUTS = ((4, 100, 0), (0, 100, 0), (0, 60, 0), (0, 100, 30), (4, 90, 5))
 
@@ -582,13 +576,14 @@ def law_cases(draw: Draw, subject: Subject, *, with_params: bool = False, whole:
     going through every coin, so that wide and deep trees take three tokens only."""
     proposals, only_chains = subject.law_drafts
     proposal = draw(st.sampled_from(proposals), label="proposal")
-    shapes = [one for one in LAW_SHAPES if not only_chains or one == tuple(range(-1, len(one) - 1))]
+    shapes = [one for one in LAW_SHAPES if not only_chains or is_chain(one)]
     if whole and proposal != "deterministic":  # each draft that is drawn multiplies what is gone through by V
-        shapes = [one for one in DRAWN_SHAPES if one in shapes]
+        shapes = [one for one in SMALL_LAW_SHAPES if one in shapes]
     shape = draw(st.sampled_from(shapes), label="shape")
     sizes = (3,) if whole and len(shape) > 3 else (3, 3, 4) if len(shape) > 2 else (3, 4, 5)
     vocab_size = draw(st.sampled_from(sizes), label="vocabulary")
-    temperature, top_k, top_p, min_p = draw(st.sampled_from(LAW_PARAMETERS)) if with_params else (100, 0, 100, 0)
+    usual, others = (100, 0, 100, 0), (*LAW_PARAMETERS, *LAW_MIXTURES)
+    temperature, top_k, top_p, min_p = draw(st.sampled_from(others)) if with_params else usual
     return LawCase(
         vocab_size=vocab_size,
         seed=draw(st.integers(0, 999), label="seed"),

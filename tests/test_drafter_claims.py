@@ -34,9 +34,10 @@ from specbench.reduce import reduce_case
 from specbench.reference.decoder import Decoder
 from specbench.reference.drafters.model import ModelDrafter
 from specbench.reference.drafters.ngram import NGramDrafter
-from specbench.reference.drafters.sampled import SampledDrafter, inverse_cdf
+from specbench.reference.drafters.sampled import SampledDrafter
 from specbench.reference.faults.bank import FAULTS
 from specbench.reference.model import LlamaModel
+from specbench.reference.verify.chance import inverse_cdf
 from specbench.strategies import case_kind
 from specbench.subjects import NotTested, Subject
 from specbench.tree import chain, root_only
@@ -75,7 +76,7 @@ class Drawing(Cyclic):
     proposal = "iid"
 
     def draw(self, q: torch.Tensor, coins: Coins) -> int:
-        return inverse_cdf(q, float(coins.uniform(1)))
+        return inverse_cdf(q.tolist(), float(coins.uniform(1)))
 
     def draft(self, context: list[int], *, max_nodes: int, max_depth: int, **keywords: Any) -> Any:
         q = torch.tensor(self.law, dtype=torch.float64)

@@ -14,10 +14,11 @@ from specbench.reference.decoder import Decoder
 from specbench.reference.drafters.caching import CachingDrafter
 from specbench.reference.drafters.model import ModelDrafter, self_drafter
 from specbench.reference.drafters.ngram import NGramDrafter
-from specbench.reference.drafters.sampled import SampledDrafter, inverse_cdf
+from specbench.reference.drafters.sampled import SampledDrafter
 from specbench.reference.drafters.scripted import RoundScript, ScriptedDrafter, play
 from specbench.reference.drafters.trie import TrieBuilder
 from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
+from specbench.reference.verify.chance import inverse_cdf
 from specbench.tree import DraftTree, chain, root_only
 from specbench.types import GREEDY, Sampling, VerifyResult
 
@@ -437,7 +438,7 @@ def test_rows_of_draft_probs_are_the_models_law_after_each_path(temperature):
 @pytest.mark.parametrize(("uniform", "token"), [(0.0, 0), (0.4999, 0), (0.5, 2), (0.9999999999999999, 3)])
 def test_a_uniform_falls_into_its_tokens_stretch(uniform, token):
     """Tokens 0, 2 and 3 have 1/2, 1/4, 1/4; 1 and 4 have none."""
-    assert inverse_cdf(torch.tensor([0.5, 0.0, 0.25, 0.25, 0.0], dtype=torch.float64), uniform) == token
+    assert inverse_cdf([0.5, 0.0, 0.25, 0.25, 0.0], uniform) == token
 
 
 def test_a_temperature_of_zero_draws_the_argmax_with_certainty():

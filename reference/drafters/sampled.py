@@ -14,6 +14,8 @@ from torch import Tensor
 
 from specbench.protocols import Coins, LanguageModel
 from specbench.reference.drafters.model import ModelDrafter
+from specbench.reference.sampling import probs
+from specbench.reference.verify.chance import inverse_cdf
 from specbench.tree import DraftTree, Proposal
 from specbench.types import Sampling
 
@@ -54,29 +56,13 @@ class SampledDrafter(ModelDrafter):
         return DraftTree(torch.tensor(tokens), torch.tensor(parents), draft_probs=rows, proposal=self._proposal)
 
     def _law(self, logits: Tensor, temperature: float) -> Tensor:
-        return law(logits, temperature)
+        return probs(logits, Sampling(temperature=temperature))
 
     def _draws(self, q: Tensor, num: int, coins: Coins) -> list[int]:
         left = q.clone()
         drawn: list[int] = []
         while len(drawn) < num and bool(left.any()):
-            drawn.append(inverse_cdf(left, float(coins.uniform(1))))
+            drawn.append(inverse_cdf(left.tolist(), float(coins.uniform(1))))
             if self._proposal == "without_replacement":
                 left[drawn[-1]] = 0.0
         return drawn
-
-
-def law(logits: Tensor, temperature: float) -> Tensor:
-    """float64 [V]: q of one row of logits float [V]; at temperature 0 all mass is on the first maximum."""
-    wide = logits.detach().to(device="cpu", dtype=torch.float64)
-    if temperature == 0.0:
-        return torch.nn.functional.one_hot(wide.argmax(), len(wide)).to(torch.float64)
-    return (wide / temperature).softmax(dim=-1)
-
-
-def inverse_cdf(q: Tensor, uniform: float) -> int:
-    """The token in whose stretch of q's cumulative sums `uniform` falls; q: float [V], not necessarily of sum 1."""
-    sums = q.cumsum(dim=0)
-    token = int(torch.searchsorted(sums, uniform * sums[-1], right=True))
-    # Rounding may put the last stretch's end at the uniform itself: the last token of any probability it is then.
-    return min(token, int(q.nonzero()[-1]))

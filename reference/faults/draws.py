@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from specbench.protocols import Coins, LanguageModel
-from specbench.reference.drafters.sampled import SampledDrafter, inverse_cdf
+from specbench.reference.drafters.sampled import SampledDrafter
 from specbench.reference.faults.fault import Fault
 from specbench.reference.faults.housing import drafting
+from specbench.reference.verify.chance import inverse_cdf
 from specbench.tree import DraftTree
 from specbench.types import Sampling, VerifyResult
 
@@ -117,7 +118,7 @@ class _OwnGenerator(SampledDrafter):
 
     def _draws(self, q: Tensor, num: int, coins: Coins) -> list[int]:
         uniforms = torch.rand(num, generator=self._generator, dtype=torch.float64)
-        return [inverse_cdf(q, float(one)) for one in uniforms]
+        return [inverse_cdf(q.tolist(), float(one)) for one in uniforms]
 
 
 class _Reseeded(_OwnGenerator):
@@ -142,7 +143,7 @@ class _CoinAnAccept(SampledDrafter):
 class _OneForSiblings(SampledDrafter):
     def _draws(self, q: Tensor, num: int, coins: Coins) -> list[int]:
         uniforms = coins.uniform(num)
-        return [inverse_cdf(q, float(uniforms[0])) for _ in range(num)]
+        return [inverse_cdf(q.tolist(), float(uniforms[0])) for _ in range(num)]
 
 
 class _OneForAll(SampledDrafter):
@@ -155,7 +156,7 @@ class _OneForAll(SampledDrafter):
         return super().draft(context, coins=coins, **keywords)
 
     def _draws(self, q: Tensor, num: int, coins: Coins) -> list[int]:
-        return [inverse_cdf(q, self._uniform)] if num else []
+        return [inverse_cdf(q.tolist(), self._uniform)] if num else []
 
 
 class _InHalf(SampledDrafter):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ LAST_COIN = 1.0 - 2.0**-53
 # Filters in another order cut this one elsewhere.
 TELLING_LAW = tuple(Fraction(hundredths, 100) for hundredths in (0, 35, 25, 20, 11, 9))
 Tokens = tuple[int, ...]
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,11 @@ def check_temperature_zero(subject: Subject, case: Case, record: ClaimRecord) ->
                             tree=tree,
                         )
                     )
-            if tree.children(_last(result)) and any(
-                tree.token_list[child] == result.bonus_token for child in tree.children(_last(result))
-            ):
+            last = result.path[-1] if result.path else 0
+            if any(tree.token_list[child] == result.bonus_token for child in tree.children(last)):
                 raise claims.TemperatureZero(
                     Facts(
-                        headline=f"at temperature 0 a draft below node {_last(result)} is refused, and its token "
+                        headline=f"at temperature 0 a draft below node {last} is refused, and its token "
                         f"{result.bonus_token} is emitted: acceptance is lost",
                         expected="the draft is accepted",
                         actual=f"path {list(result.path)}",
@@ -261,7 +261,7 @@ def _check_law(violation: type[Violation], subject: Subject, case: Case, record:
     right = completed({(): 1.0}, toy, sampling, num_tokens)
     distance = float(total_variation(actual, right))
     if distance > TOLERANCE:
-        worst = max({**actual, **right}, key=lambda text: abs(actual.get(text, 0.0) - right.get(text, 0.0)))
+        worst = _worst(actual, right)
         raise violation(
             Facts(
                 headline=f"{case.proposal} drafts: the law of {num_tokens} token{'s' * (num_tokens > 1)} is off by a "
@@ -289,7 +289,7 @@ def _check_pair(subject: Subject, case: LawCase, record: ClaimRecord) -> None:
     right = {(one, two): mass * other for one, mass in alone[0].items() for two, other in alone[1].items()}
     distance = float(total_variation(together, right))
     if distance > TOLERANCE:
-        worst = max({**together, **right}, key=lambda key: abs(together.get(key, 0.0) - right.get(key, 0.0)))
+        worst = _worst(together, right)
         raise claims.LawMismatch(
             Facts(
                 headline=f"two trees that are verified at once are not verified as alone: their joint law is off by a "
@@ -300,6 +300,11 @@ def _check_pair(subject: Subject, case: LawCase, record: ClaimRecord) -> None:
                 tree=trees[0],
             )
         )
+
+
+def _worst(law: Mapping[Key, float], right: Mapping[Key, float]) -> Key:
+    """The outcome in which two laws differ most."""
+    return max({**law, **right}, key=lambda one: abs(law.get(one, 0.0) - right.get(one, 0.0)))
 
 
 def _pair_named(pair: Sequence[VerifyResult]) -> str:
@@ -341,10 +346,6 @@ def _steps(tree: DraftTree, result: VerifyResult) -> Iterator[tuple[int, int]]:
     """Each node on the path and the token that was emitted behind it."""
     nodes = [0, *result.path]
     yield from zip(nodes, [*(tree.token_list[node] for node in result.path), result.bonus_token], strict=True)
-
-
-def _last(result: VerifyResult) -> int:
-    return result.path[-1] if result.path else 0
 
 
 def _named(script: tuple[float, ...]) -> str:

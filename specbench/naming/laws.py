@@ -15,7 +15,7 @@ from torch import Tensor
 from specbench.cases import LawCase
 from specbench.checks.law import as_asked, drafts_of, exact_law
 from specbench.claims import Violation
-from specbench.law.toys import Toy
+from specbench.law.toys import Toy, is_chain
 from specbench.loading import TargetError
 from specbench.probe import Probe
 from specbench.protocols import Coins
@@ -56,7 +56,7 @@ class Answered:
 def answered(subject: Subject, parents: tuple[int, ...], proposal: str, *, most: int = 6) -> list[Answered]:
     """At most so many drafts of that shape over some toys; none where the verifier is not made for it or fails."""
     proposals, only_chains = subject.law_drafts
-    if proposal not in proposals or (only_chains and parents != tuple(range(-1, len(parents) - 1))):
+    if proposal not in proposals or (only_chains and not is_chain(parents)):
         return []
     try:
         return list(islice(_answered(subject, parents, proposal), most))
