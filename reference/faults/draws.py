@@ -167,6 +167,9 @@ class _InHalf(SampledDrafter):
             return super()._law(logits, temperature)
         return _normalised((logits / temperature).half().exp().double())
 
+    def _draws(self, q: Tensor, num: int, coins: Coins) -> list[int]:
+        return super()._draws(q.nan_to_num(1.0), num, coins)  # what has overflowed is infinitely likely
+
 
 class _Rounded(SampledDrafter):
     def draft(self, context: list[int], **keywords: Any) -> DraftTree:
