@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specbench.protocols import Coins
 from specbench.reference.verify.chance import inverse_cdf
-from specbench.reference.verify.greedy import argmax_lowest
 from specbench.types import Sampling
 
 
@@ -23,9 +22,7 @@ def probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """
     wide = logits.detach().to(device="cpu", dtype=torch.float64)
     _check(wide, sampling.temperature)
-    if wide.ndim == 2:
-        return torch.stack([_law(row, sampling) for row in wide]) if len(wide) else wide
-    return _law(wide, sampling)
+    return _laws(wide, sampling) if len(wide) else wide
 
 
 def sample(law: Tensor, coins: Coins) -> int:
@@ -33,43 +30,45 @@ def sample(law: Tensor, coins: Coins) -> int:
     return inverse_cdf(law.tolist(), float(coins.uniform(1)))
 
 
-def _law(row: Tensor, sampling: Sampling) -> Tensor:
+def _laws(rows: Tensor, sampling: Sampling) -> Tensor:
+    largest = rows.amax(dim=-1, keepdim=True)
     if sampling.temperature == 0.0:
-        law = torch.zeros_like(row)
-        law[argmax_lowest(row)] = 1.0
-        return law
-    row = (row - row.max()) / sampling.temperature  # in this order, so that no temperature makes a logit infinite
+        is_first = (rows == largest).cumsum(dim=-1).cumsum(dim=-1) == 1
+        return is_first.double()
+    rows = (rows - largest) / sampling.temperature  # in this order, so that no temperature makes a logit infinite
     if sampling.top_k is not None:
-        row = row.where(_among_the_k_largest(row, sampling.top_k), -torch.inf)
+        rows = rows.where(_among_the_k_largest(rows, sampling.top_k), -torch.inf)
     if sampling.top_p is not None and sampling.top_p < 1.0:
-        row = row.where(_within_the_nucleus(row, sampling.top_p), -torch.inf)
+        rows = rows.where(_within_the_nucleus(rows, sampling.top_p), -torch.inf)
     if sampling.min_p is not None:
-        row = row.where(_near_the_largest(row, sampling.min_p), -torch.inf)
-    return row.softmax(dim=-1)
+        rows = rows.where(_near_the_largest(rows, sampling.min_p), -torch.inf)
+    return rows.softmax(dim=-1)
 
 
-def _among_the_k_largest(row: Tensor, top_k: int) -> Tensor:
+def _among_the_k_largest(rows: Tensor, top_k: int) -> Tensor:
     """What ties with the k-th largest is kept too, as transformers and vLLM do."""
-    return row >= row.sort(descending=True).values[min(top_k, len(row)) - 1]
+    kth = min(top_k, rows.shape[-1]) - 1
+    return rows >= rows.sort(dim=-1, descending=True).values[..., kth : kth + 1]
 
 
-def _within_the_nucleus(row: Tensor, top_p: float) -> Tensor:
+def _within_the_nucleus(rows: Tensor, top_p: float) -> Tensor:
     """A token is kept while the more probable ones sum to less than top_p; the first one always is. transformers does
     not say which of equal tokens go first, here the lowest ids do."""
-    kept = torch.empty_like(row, dtype=torch.bool)
-    best = row.softmax(dim=-1).sort(descending=True, stable=True)
-    kept[best.indices] = best.values.cumsum(dim=0) - best.values < top_p
-    return kept
+    best = rows.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    is_within = best.values.cumsum(dim=-1) - best.values < top_p
+    return torch.zeros_like(is_within).scatter(-1, best.indices, is_within)
 
 
-def _near_the_largest(row: Tensor, min_p: float) -> Tensor:
-    law = row.softmax(dim=-1)
-    return law >= min_p * law.max()
+def _near_the_largest(rows: Tensor, min_p: float) -> Tensor:
+    laws = rows.softmax(dim=-1)
+    return laws >= min_p * laws.amax(dim=-1, keepdim=True)
 
 
 def _check(wide: Tensor, temperature: float) -> None:
     if wide.ndim not in (1, 2):
         raise ValueError(f"logits has shape {list(wide.shape)}, must be [V] or [N, V]")
+    if wide.isfinite().all():
+        return
     if wide.isnan().any():
         raise ValueError("logits hold NaN, must be numbers or -inf: look at the forward that made them")
     if (wide == -torch.inf).all(dim=-1).any():

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+_CPU = torch.device("cpu")
 _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "default device": (
-        torch.get_default_device,
+        # With no function mode entered there is none set, and that is cheaper to ask: it is asked twice a call.
+        lambda: torch.get_default_device() if torch._C._len_torch_function_stack() else _CPU,
         lambda device: torch.set_default_device(None if device.type == "cpu" else device),  # None costs nothing a call
     ),
     "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -36,30 +38,33 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "stdout": (lambda: sys.stdout, lambda file: setattr(sys, "stdout", file)),
     "stderr": (lambda: sys.stderr, lambda file: setattr(sys, "stderr", file)),
 }
+_GETTERS = [(name, get) for name, (get, _) in _SETTINGS.items()]
 _changed: dict[str, Any] = {}  # setting -> what a target set it to
 
 
-@contextmanager
-def settings_of_the_target() -> Iterator[None]:
-    """Around one call of a target. What earlier calls set is set again; what this one sets is undone and remembered.
+class SettingsOfTheTarget:
+    """Around one call of a target: what earlier calls set is set again, what this one sets is undone and remembered.
+    Written out as a class: every call goes through it.
 
     A child process that a target forked ends here, when the call comes back in it: one run of the claims is enough.
     """
-    process = os.getpid()
-    ours = _read()
-    for name, value in _changed.items():
-        _SETTINGS[name][1](value)
-    given = {**ours, **_changed}
-    try:
-        yield
-    finally:
-        if os.getpid() != process:
+
+    def __enter__(self) -> None:
+        self._process = os.getpid()
+        self._ours = _read()
+        for name, value in _changed.items():
+            _SETTINGS[name][1](value)
+        self._given = {**self._ours, **_changed} if _changed else self._ours
+
+    def __exit__(self, *error: object) -> None:
+        if os.getpid() != self._process:
             os._exit(0)
         for name, value in _read().items():
-            if value is not given[name] and value != given[name]:
+            ours, given = self._ours[name], self._given[name]
+            if value is not given and value != given:
                 _changed[name] = value
-            if value is not ours[name] and value != ours[name]:
-                _SETTINGS[name][1](ours[name])
+            if value is not ours and value != ours:
+                _SETTINGS[name][1](ours)
 
 
 @contextmanager
@@ -107,7 +112,7 @@ class KeptSurroundings:
 
 
 def _read() -> dict[str, Any]:
-    return {name: get() for name, (get, _) in _SETTINGS.items()}
+    return {name: get() for name, get in _GETTERS}
 
 
 def _folder() -> str | None:

@@ -262,6 +262,10 @@ class RowsDepend(Violation):
     claim_id = "law.rows"
 
 
+class KeepsTooMany(Violation):
+    claim_id = "law.accepted"
+
+
 class SeedIgnored(Violation):
     claim_id = "law.seed"
 
@@ -665,6 +669,14 @@ CLAIMS: dict[str, Claim] = {
             ("generate_batch", "sampling", "oracle", "build"),
             "coins, parameters and offsets that rows share",
             share=0.03,
+        ),
+        Claim(
+            "law.accepted",
+            1,
+            "in sampled generations keep no more drafts than a lossless rule can",
+            ("generate", "rounds", "sampling", "oracle", "build"),
+            "the acceptance test that generation really uses, by its rounds: drafts kept too often cost the law",
+            share=0.015,
         ),
         Claim(
             "law.seed",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 
 class Clock:
@@ -15,15 +14,16 @@ class Clock:
         self._stack: list[str] = []
         self._since = time.perf_counter()
 
-    @contextmanager
-    def count(self, activity: str) -> Iterator[None]:
+    def count(self, activity: str) -> AbstractContextManager[None]:
+        return _Activity(self, activity)
+
+    def begin(self, activity: str) -> None:
         self._settle()
         self._stack.append(activity)
-        try:
-            yield
-        finally:
-            self._settle()
-            self._stack.pop()
+
+    def end(self) -> None:
+        self._settle()
+        self._stack.pop()
 
     def _settle(self) -> None:
         now = time.perf_counter()
@@ -31,3 +31,17 @@ class Clock:
             current = self._stack[-1]
             self.seconds[current] = self.seconds.get(current, 0.0) + now - self._since
         self._since = now
+
+
+class _Activity(AbstractContextManager[None]):
+    """Written out: every call of a target goes through it."""
+
+    def __init__(self, clock: Clock, activity: str) -> None:
+        self._clock = clock
+        self._activity = activity
+
+    def __enter__(self) -> None:
+        self._clock.begin(self._activity)
+
+    def __exit__(self, *error: object) -> None:
+        self._clock.end()

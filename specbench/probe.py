@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import lru_cache
 from itertools import islice
 from operator import index
 from typing import Any, NoReturn, TypeVar
@@ -16,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from specbench.ambient import settings_of_the_target
+from specbench.ambient import SettingsOfTheTarget
 from specbench.claims import Facts, Misbehaviour, Violation
 from specbench.clock import Clock
 from specbench.law.scripted import CannotTell
@@ -346,7 +347,7 @@ class Probe:
         return self.noted(name, number)
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
-        with self._guarded(name), settings_of_the_target():
+        with self._guarded(name), SettingsOfTheTarget():
             try:
                 return call()
             except (KeyboardInterrupt, CannotTell):
@@ -367,7 +368,7 @@ class Probe:
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
         """Around everything that touches an answer."""
-        with self._guarded(name), settings_of_the_target():
+        with self._guarded(name), SettingsOfTheTarget():
             try:
                 yield
                 return
@@ -565,7 +566,13 @@ def describe(value: Any) -> str:
 
 def type_name(value: Any) -> str:
     """A class may have any string for a name."""
-    return plain(_said(type(value).__name__, str), 80, one_line=True)
+    return _plain_name(_said(type(value).__name__, str))
+
+
+@lru_cache(maxsize=1_024)
+def _plain_name(name: str) -> str:
+    """Kept: it is asked for at every call."""
+    return plain(name, 80, one_line=True)
 
 
 def first_line(error: BaseException) -> str:

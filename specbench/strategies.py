@@ -644,6 +644,26 @@ def seed_cases(draw: Draw, subject: Subject) -> SampledCase:
 
 
 @st.composite
+def accepted_cases(draw: Draw, subject: Subject) -> SampledCase:
+    """Longer texts of more tokens, whose laws differ: there few drafts can be kept."""
+    case = draw(sampled_cases(subject))
+    sizes = [subject.vocab_size(idx) for idx in range(subject.bank.num_models)]
+    model = draw(st.sampled_from([idx for idx, size in enumerate(sizes) if size > 2] or [0]), label="model of many")
+    return replace(
+        case,
+        model=model,
+        prompt=draw(prompts(sizes[model])),
+        max_new_tokens=draw(st.sampled_from((12, 16, 8)), label="length"),
+        drafter=DRAWN,
+        rounds=(),
+        temperature=draw(st.sampled_from((100, 150, 70)), label="temperature of texts"),
+        top_k=0,
+        top_p=100,
+        min_p=0,
+    )
+
+
+@st.composite
 def own_draft_cases(draw: Draw, subject: Subject) -> DrafterCase:
     """Small drafts of the target's own drafters over the model of two tokens, where there is one."""
     case = draw(drafter_cases(subject, with_law=True))
@@ -705,6 +725,7 @@ _DRAWN: dict[str, tuple[type[Case], Strategy]] = {
     "law.acceptance_bound": (LawCase, law_cases),
     "law.q": (DrafterCase, own_draft_cases),
     "law.joint": (SampledCase, sampled_cases),
+    "law.accepted": (SampledCase, accepted_cases),
     "law.rows": (SampledCase, lambda subject: sampled_cases(subject, in_rows=True)),
     "law.seed": (SampledCase, seed_cases),
     "sampler.law": (LawCase, lambda subject: st.one_of(law_cases(subject), law_cases(subject, with_params=True))),

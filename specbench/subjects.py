@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specbench.ambient import settings_of_the_target
+from specbench.ambient import SettingsOfTheTarget
 from specbench.banks import Bank, CheckpointBank, HFBank, TinyBank
 from specbench.cases import BATCH_LAYOUTS, BatchCase, Case, DrafterCase
 from specbench.claims import Violation
@@ -363,7 +363,7 @@ class Subject:
         return target.adapter
 
     def _made(self, name: str, factory: Callable[[], Any]) -> Any:
-        with self.watchdog.guard(f"{name}()"), settings_of_the_target():
+        with self.watchdog.guard(f"{name}()"), SettingsOfTheTarget():
             try:
                 return factory()
             except KeyboardInterrupt:

@@ -24,7 +24,8 @@ class DraftTree:
     """A tree of drafted tokens below the last committed token.
 
     tokens: int64 [N], node 0 the root. parents: int64 [N], parents[0] == -1 and 0 <= parents[i] < i.
-    draft_probs: float [N, V] or None; row i is q(. | path to i), the law that the children of i were drawn from.
+    draft_probs: float [N, V] or None; row i is q(. | path to i), the law that the children of i were drawn from, over
+    the target's V: of a drafter with another vocabulary mapped to the target's ids, 0 where the drafter has none.
     proposal: how children were drawn from q: "deterministic", "iid" (with replacement) or "without_replacement".
     Sequences of ints are accepted and stored as int64 CPU tensors. Raises ValueError on a malformed tree.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 EXIT_HUNG = 7
 
@@ -26,12 +26,12 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
 
-    @contextmanager
-    def guard(self, what: str) -> Iterator[None]:
+    def guard(self, what: str) -> AbstractContextManager[None]:
         """`what` names the call, such as `generate()`. Calls do not nest."""
-        if self._timeout <= 0:
-            yield
-            return
+        return nullcontext() if self._timeout <= 0 else self._guarded(what)
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="specbench-watchdog", daemon=True)
             self._thread.start()

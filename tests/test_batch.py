@@ -247,7 +247,6 @@ REFUSED = {
     "an unknown token": ([Request((1,), 1), Request((31,), 1)], "requests[1].prompt[0] = 31 must be >= 0 and < 31"),
     "a negative length": ([Request((1,), -1)], "requests[0].max_new_tokens = -1 must be >= 0"),
     "a negative round": ([Request((1,), 1, arrival=-2)], "requests[0].arrival = -2 must be >= 0"),
-    "sampling": ([Request((1,), 1, sampling=Sampling(temperature=0.7))], "temperature = 0.7 must be 0.0"),
     "beams": ([Request((1,), 1, sampling=Sampling(num_beams=4))], "num_beams = 4 must be 1"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -14,19 +15,21 @@ from torch import Tensor
 
 from specbench import claims
 from specbench.cases import Case, DrafterCase, LawCase, SampledCase
-from specbench.checks import CHECKS, sampled
+from specbench.checks import CHECKS, accepted, sampled
 from specbench.judge import Skipped
 from specbench.law.sequential import joint_cells
 from specbench.protocols import Coins
 from specbench.record import ClaimRecord
 from specbench.reference.decoder import Decoder
 from specbench.reference.drafters.sampled import SampledDrafter
+from specbench.reference.faults.bank import FAULTS
+from specbench.reference.faults.law import Walk, accepting
 from specbench.reference.sampling import probs
 from specbench.reference.sampling import sample as drawn_from
 from specbench.reference.target import ReferenceTarget
 from specbench.reference.verify import CoinChance, SharedNoise, rule_for
 from specbench.reference.verify.chance import inverse_cdf
-from specbench.subjects import Subject
+from specbench.subjects import NotTested, Subject
 from specbench.tree import DraftTree
 from specbench.types import GREEDY, Generation, Request, Sampling, VerifyResult
 
@@ -34,6 +37,7 @@ from specbench.types import GREEDY, Generation, Request, Sampling, VerifyResult
 TEXTS = SampledCase(model=5, max_new_tokens=6, temperature=400, drafter="drawn")
 ROWS = SampledCase(max_new_tokens=3, temperature=100, top_k=4, num_rows=3, drafter="drawn")
 SEEDS = SampledCase(max_new_tokens=8, drafter="drawn")
+KEPT = SampledCase(max_new_tokens=12, drafter="drawn")
 OWN = DrafterCase(model=5, prompt=(0, 1), max_nodes=2, max_depth=2, temperature=100, drafter="faulty")
 CHAIN = LawCase(vocab_size=3, parents=(-1, 0, 1), seed=4)
 
@@ -189,6 +193,7 @@ HOLDS: dict[str, Case] = {
     "law.acceptance_bound": CHAIN,
     "law.joint": TEXTS,
     "law.rows": ROWS,
+    "law.accepted": KEPT,
     "law.seed": SEEDS,
     "law.q": replace(OWN, drafter="sampled_iid"),
 }
@@ -198,6 +203,7 @@ HOLDS: dict[str, Case] = {
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled, "NUM_TEXTS", 200)
     monkeypatch.setattr(sampled, "NUM_BATCHES", 100)
+    monkeypatch.setattr(accepted, "NUM_TEXTS", 60)
 
 
 @pytest.mark.parametrize("claim", HOLDS)
@@ -269,6 +275,10 @@ WRONG: dict[str, tuple[str, Any, Case, type[claims.Violation], str]] = {
         *("law.acceptance_bound", ReferenceTarget(decoder=AcceptsTooMany), CHAIN, claims.BoundExceeded),
         "drafts a round, more than any lossless rule can",
     ),
+    "rounds accept too many": (
+        *("law.accepted", FAULTS["rounds_keep_twice_p"].make(), KEPT, claims.KeepsTooMany),
+        "rounds keep a draft behind the root, more than any lossless rule can",
+    ),
     "draws at temperature 0": (
         *("greedy.temperature_zero", ReferenceTarget(decoder=DrawsAtTemperatureZero), CHAIN, claims.TemperatureZero),
         "at temperature 0 token . follows node 0, whose argmax is",
@@ -291,6 +301,38 @@ WRONG: dict[str, tuple[str, Any, Case, type[claims.Violation], str]] = {
         r"probs\(\) gives token . .*, which is not what the sampling parameters ask for",
     ),
 }
+
+
+class DraftsTwice(Decoder):
+    """Asks its drafter again before each round, which is its own affair."""
+
+    def draft_round(self, context: list[int], **asked: Any) -> DraftTree:
+        super().draft_round(context, **asked)
+        return super().draft_round(context, **asked)
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_rounds_that_cannot_be_told_apart_are_not_bet_on() -> None:
+    with pytest.raises(NotTested, match="it must draft once a round and report each round's drafts"):
+        check("law.accepted", ReferenceTarget(decoder=DraftsTwice), KEPT)
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_what_is_kept_and_what_could_be_is_told_on_a_pass() -> None:
+    record = check("law.accepted", ReferenceTarget(), KEPT)
+    assert re.search(r"rounds keep a first draft, at most [\d.]+ % can be; [\d.]+ % more would", record.remarks[0])
+    assert not any("speed is lost" in one for one in record.remarks)
+
+
+class KeepsTooFew(Walk):
+    def chance(self, p: float, q: float) -> float:
+        return super().chance(p, q) / 2
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_drafts_that_a_rule_leaves_lying_are_told_as_lost_speed() -> None:
+    record = check("law.accepted", ReferenceTarget(accepting(KeepsTooFew)), KEPT)
+    assert any("could be: speed is lost, no token is wrong" in one for one in record.remarks)
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -9,11 +9,13 @@ from sessions import session_on
 from torch import Tensor
 
 from specbench.cases import LawCase
+from specbench.checks import law as checks
 from specbench.checks.law import completed, emitted_by, sampling_of
 from specbench.claims import CLAIMS
 from specbench.fault_catalogue import catalogue
 from specbench.judge import Failed
 from specbench.law.joint import total_variation
+from specbench.law.scripted import COIN_BITS
 from specbench.law.toys import Toy
 from specbench.profiles import PROFILES
 from specbench.reference.faults import law, law_params
@@ -56,8 +58,9 @@ def test_there_are_at_least_thirty_of_them_and_all_are_in_the_bank() -> None:
 
 
 @pytest.mark.parametrize("case", [law.CHOSEN, law.DRAWN, law.DISTINCT, law.CHAIN, law_params.COLD_TOP_P], ids=str)
-def test_the_walk_that_they_change_is_lossless(case: LawCase) -> None:
-    """Otherwise what is recorded would be the walk's own mistake."""
+def test_the_walk_that_they_change_is_lossless(case: LawCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise what is recorded would be the walk's own mistake. Here every bit of a coin counts."""
+    monkeypatch.setattr(checks, "COIN_BITS", COIN_BITS)
     assert distance(law.accepting(law.Walk)(STEPS), case) < 1e-12
 
 

@@ -13,12 +13,15 @@ from specbench.claims import CLAIMS
 from specbench.judge import Failed, RunSession
 from specbench.naming import fingerprint
 from specbench.naming.evidence import Evidence
+from specbench.naming.recording import Recording, changes_nothing
 from specbench.naming.structure import EXPLAINED_BY
 from specbench.naming.suspect import Suspect, as_line
 from specbench.naming.trace import Leaf, Trace, differing
 from specbench.profiles import PROFILES
 from specbench.record import BUG
 from specbench.reference.faults.bank import FAULTS
+from specbench.reference.faults.fault import Fault
+from specbench.reference.steps import STEPS
 from specbench.reference.target import ReferenceTarget
 from specbench.steps import FlatTree, Steps
 from specbench.tree import DraftTree
@@ -244,3 +247,49 @@ def test_claims_are_explained_by_claims() -> None:
     named_below = {lower for below in EXPLAINED_BY.values() for lower in below}
     assert {*EXPLAINED_BY, *named_below} - set(CLAIMS) == set()
     assert [claim for claim, below in EXPLAINED_BY.items() if claim in below] == []
+
+
+@pytest.mark.parametrize("fault", ["cousin_leak", "bans_within_a_round", "stop_sequence_in_round", "first_rows"])
+def test_a_fault_whose_steps_answer_as_the_good_ones_do_reproduces_nothing(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those are not run: here they are, all of them."""
+    monkeypatch.setattr(fingerprint, "SECONDS_COMPARING", 600)
+    skipped: list[Fault] = []
+
+    def watched(one: Fault, *rest: Any) -> bool:
+        if changes_nothing(one, *rest):
+            skipped.append(one)
+        return False
+
+    monkeypatch.setattr(fingerprint, "changes_nothing", watched)
+    _, found, _ = named(FAULTS[fault].make(), FAULTS[fault].claim)
+    assert found is not None
+    assert len(skipped) >= 10
+    assert {one.id for one in skipped}.isdisjoint(match.fault.id for match in found.matches)
+
+
+def test_a_step_that_writes_to_what_it_is_given_changes_something() -> None:
+    def plant(steps: Steps) -> Steps:
+        def process(tree: DraftTree, logits: torch.Tensor, **asked: Any) -> torch.Tensor:
+            asked["context"].append(0)
+            return logits
+
+        return replace(steps, process=process)
+
+    def clean(steps: Steps) -> Steps:
+        return replace(steps, process=lambda tree, logits, **asked: logits)
+
+    tree, logits = DraftTree.of([1], [-1]), torch.zeros(1, 3)
+    recording = Recording(STEPS)
+    recording.note("process", (tree, logits), {"context": [1]}, logits)
+    recording.note("forward", (), {}, logits)
+    assert len(recording.calls) == 1
+    faults = [Fault("writes", "a", "b", "c", "greedy.walk", one) for one in (clean, plant)]
+    assert [changes_nothing(one, {"process"}, [recording]) for one in faults] == [True, False]
+    assert not changes_nothing(faults[0], {"process", "forward"}, [recording])
+
+    def more(steps: Steps) -> Steps:
+        return replace(steps, process=lambda tree, logits, **asked: logits + 1)
+
+    assert not changes_nothing(Fault("says_more", "a", "b", "c", "greedy.walk", more), {"process"}, [recording])

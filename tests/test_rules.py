@@ -581,6 +581,18 @@ def test_a_rule_refuses_what_it_is_not_made_for(name, tree, message):
         RULES[name].verify(tree, [HALF] * tree.num_nodes, None, CoinChance(Uniform(0.5)))
 
 
+@pytest.mark.parametrize("num_columns", [2, 4], ids=["smaller", "larger"])
+def test_a_drafter_of_another_vocabulary_must_name_its_law_over_the_targets(num_columns):
+    message = (
+        f"draft_probs has {num_columns} columns, must have 3 as the target's logits: have a drafter of another "
+        "vocabulary name its law over the target's ids, 0 where it has none"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        RULES["chain"].verify(
+            tree_of((0, 0), (-1, 0), "iid"), [HALF] * 2, [[1.0] * num_columns] * 2, CoinChance(Uniform(0.5))
+        )
+
+
 def test_an_unknown_rule_is_answered_with_near_names_and_all_names():
     message = f"rule = 'traversel' must be one of {', '.join(RULES)}; did you mean traversal?"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

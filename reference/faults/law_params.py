@@ -17,12 +17,13 @@ from specbench.reference.drafters.sampled import SampledDrafter
 from specbench.reference.faults.draws import laws_of
 from specbench.reference.faults.fault import Fault
 from specbench.reference.faults.housing import drafting
-from specbench.reference.faults.law import CHAIN, Walk, fault_of, off_by
+from specbench.reference.faults.law import CHAIN, Walk, accepting, fault_of, off_by
 from specbench.reference.sampling import probs
+from specbench.reference.steps import STEPS
 from specbench.reference.target import ReferenceTarget
 from specbench.reference.verify import SharedNoise
 from specbench.reference.verify.chance import Law
-from specbench.reference.verify.laws import normalised
+from specbench.reference.verify.laws import normalised, ratio
 from specbench.steps import Steps
 from specbench.tree import DraftTree
 from specbench.types import GREEDY, Generation, Sampling, VerifyResult
@@ -171,6 +172,23 @@ class _TopPFirst(Decoder):
 class _SeedZero(Decoder):
     def generate(self, prompt: Sequence[int], *, seed: int = 0, **rest: Any) -> Generation:
         return super().generate(prompt, seed=0, **rest)
+
+
+class _TwiceAsOften(Walk):
+    def chance(self, p: float, q: float) -> float:
+        return min(1.0, 2.0 * ratio(p, q))
+
+
+class _RightWhenAsked(Decoder):
+    """Whose level 2 is another code path than that of its rounds."""
+
+    def verify(
+        self, tree: DraftTree, target_logits: Tensor, *, sampling: Sampling = GREEDY, coins: Coins | None = None
+    ) -> VerifyResult:
+        if sampling.temperature == 0.0:
+            return super().verify(tree, target_logits, sampling=sampling, coins=coins)
+        assert coins is not None
+        return STEPS.sample(tree, target_logits, sampling=sampling, coins=coins)
 
 
 class _Replayed:
@@ -501,6 +519,15 @@ FAULTS = (
         "law.seed",
         _own_generator,
         subtle="a second generation",
+    ),
+    Fault(
+        "rounds_keep_twice_p",
+        "accept-rule/residual-wrong",
+        "rounds keep a draft with probability 2 p/q; the verifier that can be asked alone is another one, and right",
+        "a whole generation",
+        "law.accepted",
+        target=lambda: ReferenceTarget(accepting(_TwiceAsOften), decoder=_RightWhenAsked),
+        subtle="a whole generation; each part alone is right",
     ),
     Fault(
         "coins_each_round_again",

@@ -70,6 +70,11 @@ class Rule:
                 f"draft_probs = None must be N laws q for the rule {self.name}: have the drafter name what it drew "
                 f"from, or take a rule that needs no q (deterministic, sample_and_match)"
             )
+        if draft_probs is not None and len(draft_probs[0]) != len(target_probs[0]):
+            raise ValueError(
+                f"draft_probs has {len(draft_probs[0])} columns, must have {len(target_probs[0])} as the target's "
+                "logits: have a drafter of another vocabulary name its law over the target's ids, 0 where it has none"
+            )
         return self.function(tree, target_probs, draft_probs, chance)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from specbench.cases import Case
 from specbench.checks import (
     acceptance,
+    accepted,
     batch,
     cache,
     draft_law,
@@ -86,6 +87,7 @@ CHECKS: dict[str, Check] = {
     "law.q": sampled.check_own_drafts,
     "law.joint": sampled.check_joint,
     "law.rows": sampled.check_rows,
+    "law.accepted": accepted.check_accepted,
     "law.seed": sampled.check_seed,
     "sampler.law": law.check_sampler,
 }

@@ -422,13 +422,21 @@ def drafter_of(subject: Subject, case: SampledCase) -> Drafter | None:
     """Drafts that are drawn and often refused, or those that the case's script or its other words say."""
     if "build" not in subject.has or case.drafter != DRAWN:
         return make_drafter(subject, case)
+    return wavering_over(subject, case, SHAPES)
+
+
+def wavering_over(
+    subject: Subject, case: SampledCase, shapes: Sequence[tuple[int, ...]], *, kind: type[Wavering] | None = None
+) -> Wavering:
+    """A drafter for the target of a case, of what its verifier takes. NotTested where that is no drawn draft."""
     proposals, only_chains = subject.law_drafts
     drawn: list[Any] = [one for one in proposals if one != "deterministic"]
     if not drawn:
         raise NotTested("the target's verifier takes no drawn drafts, by its own word (proposals)")
     proposal: Proposal = drawn[case.seed % len(drawn)]
-    shapes = [(1,) * len(one) for one in SHAPES] if only_chains else SHAPES
-    return Wavering(subject.bank.model(case.model), shapes, first=case.seed // len(drawn), proposal=proposal)
+    shapes = [(1,) * len(one) for one in shapes] if only_chains else shapes
+    model, kind = subject.bank.model(case.model), kind or Wavering
+    return kind(model, shapes, first=case.seed // len(drawn), proposal=proposal)
 
 
 class Wavering(SampledDrafter):

@@ -18,6 +18,7 @@ from specbench.protocols import Coins
 
 COIN_BITS = 53  # a float64 coin is k / 2^53, k uniform: what torch.rand hands out
 GRID = 256  # first looks a coin
+SPARSE = 4  # of which every so manieth is repeated with later coins elsewhere
 MAX_COINS = 64
 MAX_PIECES = 400  # of one coin
 MAX_RUNS = 2_000_000
@@ -48,20 +49,22 @@ def law_of(
     max_coins: int = MAX_COINS,
     max_runs: int = MAX_RUNS,
     grid: int = GRID,
+    coin_bits: int = COIN_BITS,
 ) -> dict[Hashable, float]:
-    """Outcome -> probability, for a function that is given fresh coins, each k / 2^53 with k uniform.
+    """Outcome -> probability, for a function that is given fresh coins, each k / 2^coin_bits with k uniform.
 
     Breakpoints are found to the last bit, so that the pieces found carry their exact mass; the sum is 1 up to float
     rounding (below 1e-12). What can be missed: a piece narrower than 1 / grid with neighbours that behave alike. One
     between unlike neighbours, as in any inverse CDF, or at the end of [0, 1), is found at any width; `hints` are values
     of coins to look at besides. Behaving alike means: asking for the same and answering the same, with later coins at
-    four fixed settings at each of the grid's points, and at both ends of all of their pieces at four values in each
-    piece found. grid: a power of two. CannotTell: more than `max_coins` coins, more than `max_runs` runs, too many
-    pieces of one coin, or other answers to equal coins.
+    0 at each of the grid's points, at three other fixed settings at every fourth and at both ends of what was found so,
+    and at both ends of all of their pieces at four values in each piece found. grid: a power of two. coin_bits: fewer
+    than 53 put the law off by 2^-coin_bits a breakpoint, in as many fewer runs. CannotTell: more than `max_coins`
+    coins, more than `max_runs` runs, too many pieces of one coin, or other answers to equal coins.
     """
 
     def run(choices: Choices) -> Hashable:
-        return function(_ScriptedCoins(choices))
+        return function(_ScriptedCoins(choices, coin_bits))
 
     return explore(run, hints=hints, max_coins=max_coins, max_runs=max_runs, grid=grid)
 
@@ -265,15 +268,30 @@ class _Splitter:
         self.tails: list[tuple[int, ...]] = []  # later answers that are known to matter
 
     def pieces(self, points: list[int]) -> list[tuple[int, int]]:
-        """Of [points[0], points[-1]]: first and last value of every piece, in order."""
+        """Of [points[0], points[-1]]: first and last value of every piece, in order.
+
+        Every point is looked at with later coins at 0; with what else they may be, both ends of each piece found and
+        every SPARSE-th point.
+        """
+        first, others = range(1), range(1, len(PROBES) + len(self.tails))
+        found = []
+        for low, high in self._split(points, first):
+            if self._look(low, 0)[1]:  # else nothing is asked for behind this coin: all would say the same
+                inside = [point for point in points[::SPARSE] if low < point < high]
+                found += self._split(sorted({low, *inside, high}), others)
+            else:
+                found.append((low, high))
+        return found
+
+    def _split(self, points: list[int], probes: range) -> list[tuple[int, int]]:
         ends: list[int] = []
         for left, right in itertools.pairwise(points):
-            self._find_ends(left, right, ends)
+            self._find_ends(left, right, probes, ends)
         starts = [points[0], *(end + 1 for end in ends)]
         return list(zip(starts, [*ends, points[-1]], strict=True))
 
-    def _find_ends(self, left: int, right: int, ends: list[int]) -> None:
-        while (probe := self._difference(left, right)) is not None:
+    def _find_ends(self, left: int, right: int, probes: range, ends: list[int]) -> None:
+        while (probe := self._difference(left, right, probes)) is not None:
             low, high = left, right
             while high - low > 1:
                 middle = (low + high) // 2
@@ -281,21 +299,16 @@ class _Splitter:
                     low = middle
                 else:
                     high = middle
-            self._find_ends(left, low, ends)  # by the other probes
+            self._find_ends(left, low, probes, ends)  # by the other probes
             ends.append(low)
             if len(ends) > MAX_PIECES:
                 raise CannotTell(TOO_MANY)
             left = high
 
-    def _difference(self, left: int, right: int) -> int | None:
+    def _difference(self, left: int, right: int, probes: range) -> int | None:
         if left == right:
             return None
-        for probe in range(len(PROBES) + len(self.tails)):
-            if self._look(left, probe) != self._look(right, probe):
-                return probe
-            if probe == 0 and not self._look(left, 0)[1]:
-                return None  # nothing is asked for behind this coin: the other probes would say the same
-        return None
+        return next((probe for probe in probes if self._look(left, probe) != self._look(right, probe)), None)
 
     def _look(self, value: int, probe: int) -> tuple[Hashable, tuple[Ask, ...]]:
         if (value, probe) not in self._seen:
@@ -309,12 +322,14 @@ class _Splitter:
 
 
 class _ScriptedCoins:
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: Choices, coin_bits: int) -> None:
         self._choices = choices
+        self._coin_bits = coin_bits
 
     def uniform(self, num: int) -> Tensor:
-        values = [self._choices.coin(1 << COIN_BITS) for _ in range(num)]
-        return torch.tensor(values, dtype=torch.float64) / (1 << COIN_BITS)
+        size = 1 << self._coin_bits
+        # A quotient by a power of two is exact, and a float as well in Python.
+        return torch.tensor([self._choices.coin(size) / size for _ in range(num)], dtype=torch.float64)
 
 
 def _scan(start: int, stop: int, hints: Sequence[float], grid: int) -> Iterator[Probe]:

@@ -16,15 +16,18 @@ import torch
 
 from specbench.cases import Case, DrafterCase, LawCase, WalkBatchCase, WalkCase
 from specbench.loading import Target, TargetError
+from specbench.naming.recording import Recording, changes_nothing
 from specbench.naming.trace import Leaf, Parted, Trace, differing, same, trace_of
 from specbench.own_bank import OwnBank
 from specbench.reference.faults.fault import Fault
 from specbench.reference.target import ReferenceTarget
+from specbench.steps import Steps
 from specbench.subjects import Subject
 
 SECONDS_COMPARING = 10  # with all faults, on one failing case
 # Of an answer's scale: a fault is larger by far, a second implementation's rounding smaller.
 EXACT, ROUNDED = 1e-9, 1e-3
+ONLY_BETWEEN_RANKS = ("ranks.agree",)  # claims that hold where every rank has the same fault
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,14 @@ def _asked(case: Case, subject: Subject) -> Case:
 @dataclass(frozen=True)
 class Comparison:
     """The target beside the good decoder on some cases of a claim. reference: the good one's column, which knows what
-    the oracle says of them. used: which of its parts were used on the way."""
+    the oracle says of them. used: which of its parts were used on the way. recordings: of its steps, on the first case.
+    """
 
     claim: str
     pairs: tuple[Pair, ...]
     reference: Subject
     used: frozenset[str]
+    recordings: tuple[Recording, ...]
 
 
 def compared(subject: Subject, claim: str, cases: Sequence[Case]) -> Comparison:
@@ -82,17 +87,19 @@ def compared(subject: Subject, claim: str, cases: Sequence[Case]) -> Comparison:
     pairs: list[Pair] = []
     for case in cases:
         right = trace_of(reference, claim, case)
+        good.records = False
         target = trace_of(subject, claim, case)
         pairs.append(Pair(case, target, right, differing(target, right, tolerance_of(subject))))
     if all(isinstance(case, WalkCase | WalkBatchCase | LawCase) for case in cases):
         good.used -= {"model", "decoder"}  # a verifier alone was asked
     if any(isinstance(case, DrafterCase) for case in cases):
         good.used.add("drafters")  # the good decoder has no drafter of that name, but a faulty one may be asked
-    return Comparison(claim, tuple(pairs), reference, frozenset(good.used))
+    return Comparison(claim, tuple(pairs), reference, frozenset(good.used), tuple(good.recordings))
 
 
 def matches_of(comparison: Comparison, faults: Collection[Fault]) -> list[Match]:
-    """Faults that reproduce at least one wrong leaf, the best first. Those in parts that are not used are left out."""
+    """Faults that reproduce at least one wrong leaf, the best first. Those in parts that are not used are left out, and
+    those that change nothing on the first case, where the target is wrong."""
     found: list[Match] = []
     if not any(one.wrong for one in comparison.pairs):
         return found
@@ -103,6 +110,10 @@ def matches_of(comparison: Comparison, faults: Collection[Fault]) -> list[Match]
         made = fault.make()
         planted: frozenset[str] = getattr(made, "planted", frozenset())
         if not planted & comparison.used and (planted or "model" not in comparison.used):
+            continue
+        if comparison.claim in ONLY_BETWEEN_RANKS and "group" not in planted:
+            continue
+        if comparison.pairs[0].wrong and changes_nothing(fault, planted, comparison.recordings):
             continue
         with suppress(TargetError, ValueError):  # one that cannot be built over these models
             match = _match(fault, comparison.reference.twin(Target("planted", made)), comparison)
@@ -139,13 +150,28 @@ class _Watched(ReferenceTarget):
     def __init__(self) -> None:
         super().__init__(self._watch, plant_batch=self._watch_batch, plant_group=self._watch_group)
         self.used: set[str] = {"model", "decoder", "verifier"}
+        self.recordings: list[Recording] = []
+        self.records = True
 
     def build_drafter(self, model: Any, *, name: str = "self_chain") -> Any:
         self.used.add("drafters")
         return super().build_drafter(model, name=name)
 
-    def _watch(self, steps: Any) -> Any:
-        return replace(steps, **{name: self._noting(name, step) for name, step in vars(steps).items()})
+    def _watch(self, steps: Steps) -> Steps:
+        recording = Recording(steps)
+        self.recordings.append(recording)
+
+        def noting(name: str, step: Any) -> Any:
+            def noted(*args: Any, **keywords: Any) -> Any:
+                self.used.add(name)
+                answer = step(*args, **keywords)
+                if self.records:
+                    recording.note(name, args, keywords, answer)
+                return answer
+
+            return noted
+
+        return replace(steps, **{name: noting(name, step) for name, step in vars(steps).items()})
 
     def _watch_batch(self, steps: Any) -> Any:
         return replace(steps, **{name: self._noting(f"batch.{name}", step) for name, step in vars(steps).items()})

@@ -83,6 +83,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "law.q": ("drafter.law", "law.exact"),
     "law.joint": ("law.exact", "law.params"),
     "law.rows": ("law.exact", "law.params", "law.joint"),
+    "law.accepted": ("law.exact", "law.params"),
     "metrics.acceptance": ("greedy.lossless",),
 }
 
@@ -940,6 +941,7 @@ _by_claim: dict[str, Callable[[Scene], Iterator[Reason]]] = {
     "law.q": _always("q-not-matching", "drafter and verifier are right alone, together they are not"),
     "law.joint": _sampled,
     "law.rows": _sampled,
+    "law.accepted": _always("accept-rule/residual-wrong", "drafts are kept more often than the laws allow"),
     "law.seed": _always("rng/seed", "the seed does not decide the text"),
     "greedy.temperature_zero": _always("greedy-vs-sampling", "temperature 0 is taken for another one"),
     "sampler.law": _always("sampling-params-one-side", "the law is not what the sampling parameters ask for"),

@@ -45,6 +45,11 @@ def test_rows_of_a_sampled_batch_are_independent_and_right(judge: Callable[[], N
     judge()
 
 
+@pytest.mark.claim("law.accepted")
+def test_sampled_generations_keep_no_more_than_a_lossless_rule_can(judge: Callable[[], None]) -> None:
+    judge()
+
+
 @pytest.mark.claim("law.seed")
 def test_a_seed_decides_the_text(judge: Callable[[], None]) -> None:
     judge()
