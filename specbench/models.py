@@ -27,6 +27,7 @@ from pathlib import Path
 
 PROVENANCE = "PROVENANCE.json"
 DEFAULT_MODEL = "smollm2"
+MOST_NAMES = 40  # in one sentence
 
 
 class ModelError(ValueError):
@@ -153,11 +154,13 @@ def fetch(name: str, *, force: bool = False, report: Callable[[str], None] = pri
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name that does not exist: near matches first, then the whole list."""
+    """The sentence for a name that does not exist: near matches first, then the whole list, where one can read it."""
     names = list(known)
     near = get_close_matches(name, names, n=3, cutoff=0.5)
     guess = f": did you mean {' or '.join(near)}?" if near else "."
-    return f"unknown {kind} {name!r}{guess} Known: {', '.join(names)}"
+    shown = names[:MOST_NAMES]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return f"unknown {kind} {name!r}{guess} Known: {', '.join(shown)}{more}"
 
 
 def _reads_as_path(text: str) -> bool:

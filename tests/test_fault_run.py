@@ -345,6 +345,11 @@ MESSAGES = {
 }
 
 
+def test_an_unknown_fault_is_not_answered_with_five_hundred_names() -> None:
+    with pytest.raises(ValueError, match=rf"did you mean sibling_leak .* and {len(BANK) - 40} more$"):
+        choose(["siblin_leak"], None)
+
+
 @pytest.mark.parametrize("line", MESSAGES)
 def test_wrong_words_get_one_sentence_and_code_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = exit_of(line)

@@ -16,6 +16,7 @@ from torch import Tensor
 from specbench import claims
 from specbench.cases import Case, DrafterCase, LawCase, SampledCase
 from specbench.checks import CHECKS, accepted, sampled
+from specbench.checks.law import completed
 from specbench.judge import Skipped
 from specbench.law.sequential import joint_cells
 from specbench.protocols import Coins
@@ -313,7 +314,8 @@ class DraftsTwice(Decoder):
 
 @pytest.mark.usefixtures("few_draws")
 def test_rounds_that_cannot_be_told_apart_are_not_bet_on() -> None:
-    with pytest.raises(NotTested, match="it must draft once a round and report each round's drafts"):
+    """Not even those that can: a right target would be accused where what is left has been chosen."""
+    with pytest.raises(NotTested, match="it must ask its drafter once a round"):
         check("law.accepted", ReferenceTarget(decoder=DraftsTwice), KEPT)
 
 
@@ -395,9 +397,10 @@ def test_a_text_without_probability_has_a_cell_without_probability() -> None:
 
 
 def test_a_round_is_completed_by_what_p_goes_on_with() -> None:
-    texts = sampled.text_law(Halves(), (0,), Sampling(temperature=1.0), 2)  # type: ignore[arg-type]
-    law = sampled.completed({(0,): 0.4, (1, 1): 0.5, (1, 0): 0.1}, texts)
+    rows = {(): [0.5, 0.5], (0,): [0.5, 0.5], (1,): [0.0, 1.0]}
+    law = completed({(0,): 0.4, (1, 1): 0.5, (1, 0): 0.1}, rows.__getitem__, 2)
     assert law == {(1, 0): 0.1, (0, 0): 0.2, (0, 1): 0.2, (1, 1): 0.5}
+    assert completed({(): 1.0}, rows.__getitem__, 2) == {(0, 0): 0.25, (0, 1): 0.25, (1, 1): 0.5}
 
 
 def test_coins_used_twice_fall_into_few_cells() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specbench.cases import LawCase
 from specbench.checks import law as checks
-from specbench.checks.law import completed, emitted_by, sampling_of
+from specbench.checks.law import completed, emitted_by, rows_of, sampling_of
 from specbench.claims import CLAIMS
 from specbench.fault_catalogue import catalogue
 from specbench.judge import Failed
@@ -48,8 +48,9 @@ def distance(steps: Steps, case: LawCase) -> float:
     toy, sampling = Toy(case.vocab_size, case.seed), sampling_of(case)
     emitted = emitted_by(Step(steps), case, toy, sampling).law  # type: ignore[arg-type]
     num_tokens = max(map(len, emitted))
-    right = completed({(): 1.0}, toy, sampling, num_tokens)
-    return float(total_variation(completed(emitted, toy, sampling, num_tokens), right))
+    row_behind = rows_of(toy, sampling)
+    right = completed({(): 1.0}, row_behind, num_tokens)
+    return float(total_variation(completed(emitted, row_behind, num_tokens), right))
 
 
 def test_there_are_at_least_thirty_of_them_and_all_are_in_the_bank() -> None:

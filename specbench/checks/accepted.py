@@ -59,7 +59,7 @@ def check_accepted(subject: Subject, case: Case, record: ClaimRecord) -> None:
         laws = probs(subject.rows(case, [*case.prompt, *tokens]), sampling)
         record.num_tokens += len(tokens)
         record.num_rounds += len(generation.rounds)
-        for place, tree, one in _drafted_rounds(generation, drafter.drafted, len(case.prompt)):
+        for place, tree, one in drafted_rounds(generation, drafter.drafted, len(case.prompt)):
             q = tree.draft_probs
             assert q is not None
             num_drafts = len(tree.children(0))
@@ -79,9 +79,7 @@ def check_accepted(subject: Subject, case: Case, record: ClaimRecord) -> None:
                 )
             )
     if not test.num_rounds:
-        raise NotTested(
-            "its rounds cannot be told from one another: it must draft once a round and report each round's drafts"
-        )
+        raise NotTested("none of its rounds has drafts")
     record.note_remark(
         f"{100 * test.num_kept / test.num_rounds:.1f} % of {test.num_rounds} rounds keep a first draft, at most "
         f"{100 * test.expected / test.num_rounds:.1f} % can be; {100 * test.detectable_excess():.1f} % more would have "
@@ -94,16 +92,22 @@ def check_accepted(subject: Subject, case: Case, record: ClaimRecord) -> None:
         )
 
 
-def _drafted_rounds(
+def drafted_rounds(
     generation: Generation, drafted: list[DraftTree], num_prompt: int
 ) -> Iterator[tuple[int, DraftTree, Round]]:
     """Rounds with drafts: how many tokens stood before each, what the drafter gave for it, and what became of it.
-    None of a generation whose rounds are not told apart so."""
+
+    NotTested where it is not plain which draft is whose. To leave such generations out instead would choose among
+    them: a target that drafts again after a refusal would be left with those that refuse nothing.
+    """
     rounds = [one for one in generation.rounds if len(one.tokens) > 1]
     trees = [one for one in drafted if one.num_drafts]
     emitted = tuple(token for one in generation.rounds for token in one.emitted)
     if len(rounds) != len(trees) or emitted != generation.tokens:
-        return
+        raise NotTested(
+            "its rounds cannot be told from one another: it must ask its drafter once a round, verify what it gets, "
+            "and report each round's drafts and tokens"
+        )
     by_round = iter(trees)
     place = num_prompt
     for one in generation.rounds:

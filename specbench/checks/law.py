@@ -7,9 +7,10 @@ run. A verifier is asked with coins of our choosing; its law is found by going t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from specbench.claims import Facts, Misbehaviour, Violation
 from specbench.law.joint import draft_law, round_law, total_variation
 from specbench.law.optimum import best_by_paths
 from specbench.law.scripted import CannotTell, law_of
-from specbench.law.toys import START, Context, Drafted, Toy
+from specbench.law.toys import START, Drafted, Toy
 from specbench.own_bank import OwnBank
 from specbench.probe import Probe
 from specbench.protocols import Coins
@@ -173,14 +174,14 @@ def check_sampler(subject: Subject, case: Case, record: ClaimRecord) -> None:
                 _wrong_sampler(f"sample() draws token {token} with probability {float(found[token]):.6g}", right, found)
 
 
-def emitted_by(probe: Probe, case: LawCase, toy: Toy, sampling: Sampling) -> Emitted:
-    """What a verifier makes of every draft of a case."""
+def emitted_by(probe: Probe, case: LawCase, toy: Toy, sampling: Sampling, *, grid: int = GRID) -> Emitted:
+    """What a verifier makes of every draft of a case. grid: looks at a coin."""
     law: dict[Tokens, float] = {}
     accepted, likeliest = 0.0, (0.0, DraftTree.of([0], [-1]))
     for drafted, weight in drafts_of(case, toy):
         tree, logits = as_asked(drafted)
         for result, mass in exact_law(
-            lambda coins, tree=tree, logits=logits: verified(probe, tree, logits, sampling, coins)
+            lambda coins, tree=tree, logits=logits: verified(probe, tree, logits, sampling, coins), grid=grid
         ).items():
             text = (*drafted.tokens(result.path), result.bonus_token)
             law[text] = law.get(text, 0.0) + float(weight) * mass
@@ -251,15 +252,22 @@ def judged_once(subject: Subject) -> None:
         raise NotTested("acceptance rules know no model and no precision of one: they are judged in tiny-fp64")
 
 
+def laws_of(
+    subject: Subject, case: LawCase, *, grid: int = GRID
+) -> tuple[Emitted, dict[Tokens, float], dict[Tokens, float]]:
+    """What a verifier emits, its law completed to texts of one length, and the target's law of these."""
+    toy, sampling = Toy(case.vocab_size, case.seed), sampling_of(case)
+    emitted = emitted_by(subject.open(case), case, toy, sampling, grid=grid)
+    num_tokens, row_behind = max(map(len, emitted.law)), rows_of(toy, sampling)
+    return emitted, completed(emitted.law, row_behind, num_tokens), completed({(): 1.0}, row_behind, num_tokens)
+
+
 def _check_law(violation: type[Violation], subject: Subject, case: Case, record: ClaimRecord) -> None:
     assert isinstance(case, LawCase)
     judged_once(subject)
-    toy, sampling = Toy(case.vocab_size, case.seed), sampling_of(case)
-    emitted = emitted_by(subject.open(case), case, toy, sampling)
+    emitted, actual, right = laws_of(subject, case)
     record.num_nodes += case.num_drafts
-    num_tokens = max(len(text) for text in emitted.law)
-    actual = completed(emitted.law, toy, sampling, num_tokens)
-    right = completed({(): 1.0}, toy, sampling, num_tokens)
+    num_tokens = max(map(len, right))
     distance = float(total_variation(actual, right))
     if distance > TOLERANCE:
         worst = _worst(actual, right)
@@ -312,8 +320,11 @@ def _pair_named(pair: Sequence[VerifyResult]) -> str:
     return " and ".join(f"path {list(one.path)}, token {one.bonus_token}" for one in pair)
 
 
-def completed(law: Mapping[Tokens, float], toy: Toy, sampling: Sampling, num_tokens: int) -> dict[Tokens, float]:
-    """Texts of `num_tokens` tokens: what a law begins with, and plain draws behind it."""
+def completed(
+    law: Mapping[Tokens, float], row_behind: Callable[[Tokens], Sequence[float]], num_tokens: int
+) -> dict[Tokens, float]:
+    """Texts of `num_tokens` tokens: what a law begins with, and plain draws behind it. row_behind: the law of the token
+    that follows a text."""
     whole: dict[Tokens, float] = {}
     todo = list(law.items())
     while todo:
@@ -321,13 +332,19 @@ def completed(law: Mapping[Tokens, float], toy: Toy, sampling: Sampling, num_tok
         if len(text) >= num_tokens:
             whole[text] = whole.get(text, 0.0) + mass
             continue
-        row = probs(logits_of(toy.p(_context(text))), sampling).tolist()
-        todo += [((*text, token), mass * one) for token, one in enumerate(row) if one]
+        todo += [((*text, token), mass * one) for token, one in enumerate(row_behind(text)) if one]
     return whole
 
 
-def _context(text: Tokens) -> Context:
-    return (*START, *text)
+def rows_of(toy: Toy, sampling: Sampling) -> Callable[[Tokens], Sequence[float]]:
+    """The toy's law behind each text, after all sampling parameters."""
+
+    @cache
+    def row_behind(text: Tokens) -> list[float]:
+        row: list[float] = probs(logits_of(toy.p((*START, *text))), sampling).tolist()
+        return row
+
+    return row_behind
 
 
 class _Repeating:

@@ -19,7 +19,7 @@ from specbench import claims
 from specbench.banks import TinyBank
 from specbench.cases import DRAWN, Case, DrafterCase, SampledCase
 from specbench.checks.generation import make_drafter
-from specbench.checks.law import TOLERANCE, Tokens, exact_law, sampling_of
+from specbench.checks.law import TOLERANCE, Tokens, completed, exact_law, sampling_of
 from specbench.claims import Facts
 from specbench.law.joint import total_variation
 from specbench.law.scripted import CannotTell, law_of
@@ -241,8 +241,12 @@ def check_own_drafts(subject: Subject, case: Case, record: ClaimRecord) -> None:
         record.num_nodes += tree.num_drafts
         likeliest = max(likeliest, (weight, tree), key=lambda one: one[0])
     num_tokens = max(map(len, emitted))
-    texts = text_law(subject.oracle(case), case.prompt, sampling, num_tokens)
-    right, actual = {one.tokens: one.mass for one in texts}, completed(emitted, texts)
+
+    def row_behind(text: Tokens) -> list[float]:
+        row: list[float] = probs(subject.rows(case, [*case.prompt, *text])[-1], sampling).tolist()
+        return row
+
+    right, actual = completed({(): 1.0}, row_behind, num_tokens), completed(emitted, row_behind, num_tokens)
     distance = total_variation(actual, right)
     if distance > TOLERANCE:
         worst = max({**right, **actual}, key=lambda text: abs(actual.get(text, 0.0) - right.get(text, 0.0)))
@@ -289,21 +293,6 @@ def drafts_of(subject: Subject, case: DrafterCase, sampling: Sampling) -> list[t
         raise NotTested(
             f"the law of the drafter {case.drafter} cannot be found by going through its coins: {reason}"
         ) from None
-
-
-def completed(emitted: Mapping[Tokens, float], texts: Sequence[Text]) -> dict[Tokens, float]:
-    """The law of whole texts that begin as `emitted` says and go on by p. What p has not stays as it is."""
-    masses: dict[Tokens, float] = {}
-    for one in texts:
-        for length in range(len(one.tokens) + 1):
-            masses[one.tokens[:length]] = masses.get(one.tokens[:length], 0.0) + one.mass
-    law = {text: mass for text, mass in emitted.items() if text not in masses}
-    for one in texts:
-        law[one.tokens] = sum(
-            emitted.get(one.tokens[:length], 0.0) * one.mass / masses[one.tokens[:length]]
-            for length in range(len(one.tokens) + 1)
-        )
-    return law
 
 
 def text_law(model: LanguageModel, prompt: Tokens, sampling: Sampling, num_tokens: int) -> list[Text]:

@@ -13,8 +13,9 @@ from itertools import islice
 from torch import Tensor
 
 from specbench.cases import LawCase
-from specbench.checks.law import as_asked, drafts_of, exact_law
+from specbench.checks.law import as_asked, drafts_of, exact_law, laws_of
 from specbench.claims import Violation
+from specbench.law.joint import total_variation
 from specbench.law.toys import Toy, is_chain
 from specbench.loading import TargetError
 from specbench.probe import Probe
@@ -86,6 +87,17 @@ def _law_of(probe: Probe, tree: DraftTree, logits: Tensor) -> tuple[Mapping[Veri
         return result
 
     return exact_law(verify, grid=GRID), most
+
+
+def is_off(subject: Subject, case: LawCase) -> bool:
+    """Whether a verifier emits another law than the target's, or fails; False where that cannot be told."""
+    try:
+        _, actual, right = laws_of(subject, case, grid=GRID)
+    except Violation:
+        return True
+    except (NotTested, TargetError):
+        return False
+    return total_variation(actual, right) > CLOSE
 
 
 def kept_rightly(one: Answered) -> bool:
