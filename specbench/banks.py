@@ -21,6 +21,7 @@ from specbench.reference.hf_types import exact_attention
 from specbench.reference.kv_cache import CACHES
 from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
 from specbench.reference.recurrent import Recurrence, tiny_hybrid
+from specbench.reference.sentinel import is_sentinel, load_program, prompts_for
 from specbench.reference.streaming import StreamedOracle
 from specbench.reference.weights import StoredWeights
 
@@ -37,6 +38,7 @@ _CONFIGS = (
     LlamaConfig(35, 24, 32, num_layers=3, num_heads=6, num_kv_heads=2, head_dim=4),
     LlamaConfig(39, 16, 24, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=4, windows=(4, None, None)),
 )
+SHORTEST_PROMPT = 8  # of a sentinel: cases are cut out of prompts
 _RECURRENCES = {9: Recurrence(layers=(0, 2)), 10: Recurrence(layers=(1,), inner=5, key_dim=3, value_dim=4, kernel=4)}
 # Those with a checkpoint format: Llama, and Mistral, whose layers all slide.
 _NUM_SAVABLE = 7
@@ -267,8 +269,13 @@ def load_checkpoint(path: str, dtype: torch.dtype, device: str = "cpu") -> Langu
 
 @cache
 def encoded_prompts(path: str) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]:
-    """(id, token ids) of every shipped prompt and the end token ids; both empty when the folder has no tokenizer."""
+    """(id, token ids) of every shipped prompt and the end token ids; both empty when the folder has no tokenizer. A
+    sentinel knows sixteen symbols: its prompts are drawn of them, and it never ends."""
     from transformers import AutoTokenizer
+
+    if is_sentinel(path):
+        drawn = prompts_for(load_program(path)).items()
+        return tuple((name, tuple(prompt)) for name, prompt in drawn if len(prompt) >= SHORTEST_PROMPT), ()
 
     from specbench.prompts import encode, load_prompts
 

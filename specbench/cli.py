@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 impossible (a sentence on stderr says why), 2 the command 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -216,6 +217,69 @@ def model_path(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return 0
 
 
+def sentinel_export(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench.reference import sentinel
+
+    try:
+        program = sentinel.Program.seeded(args.seed, receptive_field=args.receptive_field)
+        target = sentinel.Sentinel(program, args.variant, args.law)
+        drafter = None if args.drafter_agreement is None else program.drafter(args.drafter_agreement, seed=args.seed)
+        if args.gguf is not None:
+            sentinel.check_gguf(target, args.gguf)  # before anything is written
+        print(f"{sentinel.export(target, args.folder, dtype=args.dtype)}: {target.described}, {args.dtype}")
+        if args.gguf is not None:
+            print(sentinel.export_gguf(target, args.folder / "sentinel.gguf", kind=args.gguf))
+        if drafter is not None:
+            twin = sentinel.Sentinel(drafter, args.variant, args.law)
+            where = sentinel.export(twin, args.folder / "drafter", dtype=args.dtype)
+            print(f"{where}: its drafter, the same next token after {drafter.agreement_with(program)} of contexts")
+    except (ValueError, OSError) as error:
+        return _refused(error)
+    return 0
+
+
+def sentinel_prompts(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench import audit
+    from specbench.reference import sentinel
+
+    try:
+        program, symbols = sentinel.load_program(args.folder), sentinel.SYMBOLS
+        if not 0 <= args.seed < 2**63:
+            raise ValueError(f"--seed {args.seed} must be between 0 and 2^63 - 1")
+    except (ValueError, OSError) as error:
+        return _refused(error)
+    for one in audit.requests_for(program, symbols, max_new_tokens=args.max_new_tokens, seed=args.seed):
+        print(one.as_line())
+    return 0
+
+
+def sentinel_audit(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench import audit
+    from specbench.record import BUG
+    from specbench.reference import sentinel
+    from specbench.types import Sampling
+
+    try:
+        program = sentinel.load_program(args.folder)
+        outputs = audit.read_outputs(args.outputs, sentinel.SYMBOLS)
+        sampling = Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p)
+        if sampling.temperature and not sentinel.has_law(args.folder):
+            raise ValueError(f"{args.folder} has no law to draw from: export one with --law, or audit at temperature 0")
+        if sampling.temperature:
+            audits = audit.audit_sampled(program, outputs, sampling)
+        else:
+            audits = audit.audit_greedy(program, outputs)
+        if args.json:
+            text = json.dumps({"schema": 1, "audits": [one.as_fields() for one in audits]}, indent=2) + "\n"
+            args.json.write_text(text, encoding="utf-8")
+    except (ValueError, OSError) as error:
+        return _refused(error)
+    width = max(len(one.mode) for one in audits)
+    for one in audits:
+        print(f"{one.mode:{width}}{'  ' * bool(width)}{one.verdict:10}  {one.sentence}")
+    return int(any(one.verdict == BUG for one in audits))
+
+
 def usage(args: argparse.Namespace, pytest_args: list[str]) -> int:
     args.parser.print_help()
     return 2
@@ -331,6 +395,42 @@ def _parser() -> _Parser:
     one = actions.add_parser("path", help="print the folder of a fetched model", allow_abbrev=False)
     one.add_argument("name", metavar="NAME", help=f"a folder, or one of: {', '.join(models.MODELS)}")
     one.set_defaults(run=model_path, parser=one)
+
+    model = commands.add_parser("sentinel", help="checkpoints whose next token is exactly known", allow_abbrev=False)
+    model.set_defaults(run=usage, parser=model)
+    actions = model.add_subparsers(dest="action", metavar="ACTION")
+    one = actions.add_parser("export", help="write one as a folder that transformers loads", allow_abbrev=False)
+    one.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+    one.add_argument(
+        "--receptive-field", type=_count, default=64, metavar="N", help="tokens that decide: 64 (default), 256, 2^n"
+    )
+    one.add_argument("--dtype", default="bf16", metavar="DTYPE", help="bf16 (default), fp16 or fp32")
+    one.add_argument(
+        "--variant", default="llama", metavar="NAME", help="llama (default), gqa, tied, window, qwen2 or gemma"
+    )
+    one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the program (default 0)")
+    one.add_argument("--law", action="store_true", help="logits of a known law, instead of 10 for the next token")
+    one.add_argument(
+        "--drafter-agreement", type=float, metavar="X", help="a drafter too, in DIR/drafter, that agrees on this share"
+    )
+    one.add_argument(
+        "--gguf", metavar="KIND", help="DIR/sentinel.gguf too: f32, f16, bf16, q8_0 or q4_0 (llama, gqa and tied)"
+    )
+    one.set_defaults(run=sentinel_export, parser=one)
+    one = actions.add_parser("prompts", help="what to ask an engine, as JSON lines", allow_abbrev=False)
+    one.add_argument("folder", type=Path, metavar="DIR", help="a folder that export has written")
+    one.add_argument("--max-new-tokens", type=_count, default=200, metavar="N", help="of each request (default 200)")
+    one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the prompts (default 0)")
+    one.set_defaults(run=sentinel_prompts, parser=one)
+    one = actions.add_parser("audit", help="judge an engine by the tokens that it said", allow_abbrev=False)
+    one.add_argument("folder", type=Path, metavar="DIR", help="the folder whose model the engine ran")
+    one.add_argument("outputs", type=Path, metavar="FILE", help="JSON lines: prompt and output, in ids or in text")
+    one.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of the engine (default 0: greedy)")
+    one.add_argument("--top-k", type=_count, metavar="K", help="of the engine, at a temperature")
+    one.add_argument("--top-p", type=float, metavar="P", help="of the engine, at a temperature")
+    one.add_argument("--min-p", type=float, metavar="P", help="of the engine, at a temperature")
+    one.add_argument("--json", type=Path, metavar="FILE", help="the verdicts as data")
+    one.set_defaults(run=sentinel_audit, parser=one)
     return parser
 
 

@@ -49,6 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.claims", "specbench.compare", "specbench.law"),
     (
         "specbench.architectures",
+        "specbench.audit",
         "specbench.banks",
         "specbench.failures",
         "specbench.fault_catalogue",

@@ -1,0 +1,226 @@
+"""A verdict on an engine from its tokens alone, on a sentinel checkpoint: no logits, no forward, no excuse.
+
+Whoever runs the engine writes what it said as JSON lines. Each token is judged behind the text that the engine itself
+had written so far, so that one wrong token is counted once and does not make the next ones wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench.law.sequential import ALPHA, LawTest
+from specbench.record import BUG, EQUAL, NOT_TESTED
+from specbench.reference.sampling import probs
+from specbench.reference.sentinel import BOS, Program, prompts_for
+from specbench.types import Sampling
+
+LOOK_EVERY = 50  # draws
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an engine is to be asked. prompt: token ids, BOS first; text: the same in symbols, BOS left out."""
+
+    name: str
+    prompt: tuple[int, ...]
+    text: str
+    max_new_tokens: int
+
+    def as_line(self) -> str:
+        fields = {
+            "id": self.name,
+            "prompt": self.prompt,
+            "text": self.text,
+            "max_new_tokens": self.max_new_tokens,
+        }
+        return json.dumps(fields)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What it said. mode: a name for how the engine decoded, judged apart from other modes. max_new_tokens: as asked
+    for, None where that is not known."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    name: str = ""
+    mode: str = ""
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The verdict on one mode. wrong: tokens, or outputs that ended early. sentence: what was found, in words."""
+
+    mode: str
+    verdict: str
+    num_outputs: int
+    num_tokens: int
+    num_wrong: int
+    sentence: str
+
+    def as_fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def requests_for(program: Program, symbols: str, *, max_new_tokens: int, seed: int) -> list[Request]:
+    """`reference.sentinel.prompts_for` as requests."""
+    return [
+        Request(name, tuple(prompt), "".join(symbols[token] for token in prompt[1:]), max_new_tokens)
+        for name, prompt in prompts_for(program, seed=seed).items()
+    ]
+
+
+def audit_greedy(program: Program, outputs: Iterable[Output]) -> list[Audit]:
+    """Every token must be the program's, and there must be as many as were asked for; a sentinel never ends by itself.
+
+    EQUAL or BUG for each mode, NOT TESTED for one without tokens. There is no NOISE: the program's token leads by 10.
+    """
+    return [_audit_mode(program, mode, some) for mode, some in _by_mode(outputs).items()]
+
+
+def audit_sampled(
+    program: Program, outputs: Iterable[Output], sampling: Sampling, *, alpha: float = ALPHA
+) -> list[Audit]:
+    """Of a sentinel with a law head: tokens drawn under `sampling` must follow the law behind the text before each.
+
+    alpha: the chance that a right engine is accused in all modes together. EQUAL says what would have been seen.
+    """
+    modes = _by_mode(outputs)
+    rows = torch.tensor(program.law_logits, dtype=torch.float64) / 8
+    laws = probs(rows, sampling)
+    return [_audit_law(program, mode, some, laws.tolist(), alpha / len(modes)) for mode, some in modes.items()]
+
+
+def read_outputs(file: str | Path, symbols: str) -> list[Output]:
+    """JSON lines: `prompt` and `output` as token ids, or `text` and `output_text` in symbols; `id`, `mode` and
+    `max_new_tokens` as one likes. ValueError says which line is wrong, and how."""
+    found = []
+    for number, line in enumerate(Path(file).read_text("utf-8").splitlines(), start=1):
+        if line.strip():
+            try:
+                found.append(_read_line(json.loads(line), symbols))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{file}, line {number}: {error}") from None
+    if not found:
+        raise ValueError(f"{file} holds no line: write one a request, with its prompt and the engine's output")
+    return found
+
+
+def _read_line(fields: Any, symbols: str) -> Output:
+    if not isinstance(fields, dict):
+        raise ValueError('must be an object such as {"prompt": [16, 3], "output": [7, 0]}')
+    if "prompt" in fields and "output" in fields:
+        prompt, tokens = _ids("prompt", fields["prompt"]), _ids("output", fields["output"])
+    elif "text" in fields and "output_text" in fields:
+        prompt = (BOS, *_ids_of_text("text", fields["text"], symbols))
+        tokens = _ids_of_text("output_text", fields["output_text"], symbols)
+    else:
+        raise ValueError("must have prompt and output (token ids), or text and output_text (symbols)")
+    most = fields.get("max_new_tokens")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise ValueError(f"max_new_tokens = {most!r} must be an int of at least 1")
+    if not prompt or prompt[0] != BOS or not all(0 <= token < BOS for token in prompt[1:]):
+        raise ValueError(f"prompt must begin with BOS, token {BOS}, and hold symbols, 0 to {BOS - 1}, behind it")
+    return Output(prompt, tokens, str(fields.get("id", "")), str(fields.get("mode", "")), most)
+
+
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
+        raise ValueError(f"{name} must be a list of token ids")
+    return tuple(value)
+
+
+def _ids_of_text(name: str, value: Any, symbols: str) -> tuple[int, ...]:
+    """A character that is no symbol becomes token -1, which nothing says rightly."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string of the symbols {symbols}")
+    return tuple(symbols.find(one) for one in value)
+
+
+def _by_mode(outputs: Iterable[Output]) -> dict[str, list[Output]]:
+    modes: dict[str, list[Output]] = {}
+    for one in outputs:
+        modes.setdefault(one.mode, []).append(one)
+    return modes
+
+
+def _audit_mode(program: Program, mode: str, outputs: Sequence[Output]) -> Audit:
+    num_tokens, wrong = 0, []
+    for number, one in enumerate(outputs, start=1):
+        name = one.name or f"output {number}"
+        for place, (token, right) in enumerate(_judged(program, one)):
+            num_tokens += 1
+            if token != right:
+                wrong.append(f"{name}, token {place}: {token}, must be {right}")
+        if early := _ends_early(one):
+            wrong.append(f"{name} {early}")
+    if not num_tokens and not wrong:
+        return Audit(mode, NOT_TESTED, len(outputs), 0, 0, "no tokens to judge")
+    what = f"of {num_tokens} tokens in {_counted(len(outputs), 'output')}"
+    if not wrong:
+        return Audit(mode, EQUAL, len(outputs), num_tokens, 0, f"all {what} are the program's")
+    sentence = f"{len(wrong)} mistakes in {what.removeprefix('of ')}; first: {'; '.join(wrong[:3])}"
+    return Audit(mode, BUG, len(outputs), num_tokens, len(wrong), sentence)
+
+
+def _audit_law(program: Program, mode: str, outputs: Sequence[Output], laws: list[list[float]], alpha: float) -> Audit:
+    test = LawTest(laws, alpha=alpha)
+    for number, one in enumerate(outputs, start=1):
+        name = one.name or f"output {number}"
+        for place, (token, state) in enumerate(_behind(program, one)):
+            if not 0 <= token < len(laws[state]) or not laws[state][token]:
+                sentence = f"{name}, token {place}: {token}, which has no probability there"
+                return Audit(mode, BUG, len(outputs), test.num_draws, 1, sentence)
+            test.note(state, token)
+            if test.num_draws % LOOK_EVERY == 0 and test.is_rejected:
+                sentence = f"{test.num_draws} tokens do not follow the law (e-value {test.e_value:.1e})"
+                return Audit(mode, BUG, len(outputs), test.num_draws, 1, sentence)
+        if early := _ends_early(one):
+            return Audit(mode, BUG, len(outputs), test.num_draws, 1, f"{name} {early}")
+    if not test.num_draws:
+        return Audit(mode, NOT_TESTED, len(outputs), 0, 0, "no tokens to judge")
+    if test.is_rejected:
+        sentence = f"{test.num_draws} tokens do not follow the law (e-value {test.e_value:.1e})"
+        return Audit(mode, BUG, len(outputs), test.num_draws, 1, sentence)
+    sentence = (
+        f"{test.num_draws} tokens follow the law, as far as they can tell: a total variation of "
+        f"{test.detectable_tv():.2f} would have shown as often as not"
+    )
+    return Audit(mode, EQUAL, len(outputs), test.num_draws, 0, sentence)
+
+
+def _judged(program: Program, one: Output) -> Iterator[tuple[int, int]]:
+    """Each token and the one that should stand there, up to the first that is no symbol."""
+    tokens = _readable(one)
+    right = program.next_tokens([*one.prompt, *tokens[:-1]]) if tokens else []
+    yield from zip(tokens, right[len(one.prompt) - 1 :], strict=True)
+
+
+def _behind(program: Program, one: Output) -> Iterator[tuple[int, int]]:
+    """Each token and the final state behind which it stands."""
+    tokens = _readable(one)
+    states = program.states([*one.prompt, *tokens[:-1]])[-1] if tokens else []
+    yield from zip(tokens, states[len(one.prompt) - 1 :], strict=True)
+
+
+def _readable(one: Output) -> tuple[int, ...]:
+    """The tokens up to and with the first that is no symbol: behind it the program has no state."""
+    end = next((place for place, token in enumerate(one.tokens) if not 0 <= token < BOS), len(one.tokens) - 1)
+    return one.tokens[: end + 1]
+
+
+def _ends_early(one: Output) -> str:
+    if one.max_new_tokens is None or len(one.tokens) == one.max_new_tokens:
+        return ""
+    return f"has {len(one.tokens)} tokens, must have {one.max_new_tokens}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
