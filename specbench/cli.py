@@ -280,6 +280,50 @@ def sentinel_audit(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return int(any(one.verdict == BUG for one in audits))
 
 
+def engines(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench import engine_run
+    from specbench.engines import ENGINES, Missing, engine_named
+    from specbench.record import BUG
+
+    options = [
+        word
+        for name, values in (("--mode", args.mode), ("--weights", args.weights))
+        for one in values or ()
+        for word in (name, one)
+    ]
+    results, words = [], ["specbench", "engines", *args.names, *options]
+    try:
+        for name in args.names or ENGINES:
+            if name not in ENGINES:
+                raise ValueError(models.unknown_name("engine", name, ENGINES))
+            engine = engine_named(name)
+            try:
+                print(engine.version(), flush=True)
+            except Missing as missing:
+                print(f"{name} is not installed: {missing}", flush=True)
+                continue
+            for one in engine_run.run_engine(
+                engine,
+                weights=args.weights or engine.formats[:1],
+                modes=args.mode or engine.modes,
+                max_new_tokens=args.max_new_tokens,
+                seed=args.seed,
+            ):
+                results.append(one)
+                print(
+                    f"  {one.weights:5} {one.mode:22} {one.audit.verdict:10}  {one.audit.sentence}; {one.drafting}",
+                    flush=True,
+                )
+        if args.json:
+            text = json.dumps({"schema": 1, "engines": [one.as_fields() for one in results]}, indent=2) + "\n"
+            args.json.write_text(text, encoding="utf-8")
+        if args.markdown:
+            args.markdown.write_text(engine_run.page(results, shlex.join(words)), encoding="utf-8")
+    except (ValueError, OSError) as error:
+        return _refused(error)
+    return int(any(one.audit.verdict == BUG for one in results))
+
+
 def usage(args: argparse.Namespace, pytest_args: list[str]) -> int:
     args.parser.print_help()
     return 2
@@ -431,6 +475,18 @@ def _parser() -> _Parser:
     one.add_argument("--min-p", type=float, metavar="P", help="of the engine, at a temperature")
     one.add_argument("--json", type=Path, metavar="FILE", help="the verdicts as data")
     one.set_defaults(run=sentinel_audit, parser=one)
+
+    one = commands.add_parser("engines", help="engines that others wrote, on a sentinel", allow_abbrev=False)
+    one.add_argument("names", nargs="*", metavar="NAME", help="transformers, llama.cpp; none: all that are installed")
+    one.add_argument(
+        "--mode", action="append", metavar="MODE", help="one way to decode; may be repeated (default: all)"
+    )
+    one.add_argument("--weights", action="append", metavar="FORMAT", help="fp32, bf16, q8_0 ...; may be repeated")
+    one.add_argument("--max-new-tokens", type=_count, default=200, metavar="N", help="of each request (default 200)")
+    one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the sentinel and the prompts (default 0)")
+    one.add_argument("--json", type=Path, metavar="FILE", help="the verdicts as data")
+    one.add_argument("--markdown", type=Path, metavar="FILE", help="the verdicts as a page: docs/engines.md")
+    one.set_defaults(run=engines, parser=one)
     return parser
 
 

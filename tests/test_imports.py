@@ -43,8 +43,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.cases", "specbench.lockstep", "specbench.steps"),
     ("specbench.protocols",),
     ("specbench.wrapping",),
-    ("specbench.counting", "specbench.engines", "specbench.kernels", "specbench.reference", "specbench.wire_process"),
-    ("specbench.wire_values",),
+    ("specbench.counting", "specbench.kernels", "specbench.reference", "specbench.wire_process"),
+    ("specbench.engines", "specbench.wire_values"),
     ("specbench.wire",),
     ("specbench.claims", "specbench.compare", "specbench.law"),
     (
@@ -58,7 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.probe",
         "specbench.redact",
     ),
-    ("specbench.claim_list", "specbench.gate", "specbench.own_bank"),
+    ("specbench.claim_list", "specbench.engine_run", "specbench.gate", "specbench.own_bank"),
     ("specbench.subjects",),
     (
         "specbench.adversaries",

@@ -1,6 +1,8 @@
 """Sentinel checkpoints: constructed, not trained, so that the next token of every context is known without a model."""
 
 from specbench.reference.sentinel.export import (
+    DTYPES,
+    GGUF_TYPES,
     SYMBOLS,
     check_gguf,
     export,
@@ -21,6 +23,8 @@ from specbench.reference.sentinel.weights import VARIANTS, Layout, Sentinel, qua
 
 __all__ = [
     "BOS",
+    "DTYPES",
+    "GGUF_TYPES",
     "SYMBOLS",
     "VARIANTS",
     "Layout",

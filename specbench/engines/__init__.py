@@ -1,0 +1,21 @@
+"""Implementations that nobody here wrote, each behind one small face: a mode and requests in, tokens out.
+
+One file an engine, which is imported when it is asked for and imports its engine no earlier.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from specbench.engines.engine import Answer, Engine, Files, Missing
+
+ENGINES = {"transformers": "hugging_face", "llama.cpp": "llama_cpp"}
+
+
+def engine_named(name: str) -> Engine:
+    """name: one of ENGINES. KeyError for another; `Missing` says how to install what is not there."""
+    engine: Engine = import_module(f"specbench.engines.{ENGINES[name]}").ENGINE
+    return engine
+
+
+__all__ = ["ENGINES", "Answer", "Engine", "Files", "Missing", "engine_named"]
