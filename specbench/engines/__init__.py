@@ -9,7 +9,7 @@ from importlib import import_module
 
 from specbench.engines.engine import Answer, Engine, Files, Missing
 
-ENGINES = {"transformers": "hugging_face", "llama.cpp": "llama_cpp"}
+ENGINES = {"transformers": "hugging_face", "llama.cpp": "llama_cpp", "mlx-lm": "mlx_lm"}
 
 
 def engine_named(name: str) -> Engine:
