@@ -673,7 +673,7 @@ CLAIMS: dict[str, Claim] = {
         Claim(
             "law.accepted",
             1,
-            "in sampled generations keep no more drafts than a lossless rule can",
+            "in sampled generations keep a first draft no more often than a lossless rule can",
             ("generate", "rounds", "sampling", "oracle", "build"),
             "the acceptance test that generation really uses, by its rounds: drafts kept too often cost the law",
             share=0.015,

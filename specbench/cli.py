@@ -1,6 +1,7 @@
 """The command line: thin calls of pytest and of the library. Nothing is decided here, nothing heavy is imported early.
 
-Exit codes: 0 done, 1 impossible (a sentence on stderr says why), 2 the command line was wrong; `check` gives pytest's;
+Exit codes: 0 done, 1 impossible (a sentence on stderr says why), 2 the command line was wrong, or an interrupt, after
+which what was found so far is printed and written; `check` gives pytest's;
 141, as a shell shows it, when the reader of the output has left.
 """
 
@@ -20,6 +21,7 @@ from specbench import models
 
 SUITE = "specbench.suites.consistency"
 READER_LEFT = 141  # 128 + SIGPIPE
+INTERRUPTED = 2  # as pytest has it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _reader_left():
             raise
         return READER_LEFT
+    except KeyboardInterrupt:
+        print("\nspecbench: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _reader_left() -> bool:
@@ -110,7 +115,7 @@ def faults(args: argparse.Namespace, pytest_args: list[str]) -> int:
         args.json.write_text(fault_report.as_json(run), encoding="utf-8")
     if args.markdown is not None:
         args.markdown.write_text(fault_report.page(run), encoding="utf-8")
-    return 0 if run.is_good else 1
+    return int(not run.is_good) if run.is_whole else INTERRUPTED
 
 
 def controls(args: argparse.Namespace, pytest_args: list[str]) -> int:
@@ -152,7 +157,7 @@ def law(args: argparse.Namespace, pytest_args: list[str]) -> int:
         args.json.write_text(survey.as_json(done, command=command), encoding="utf-8")
     if args.markdown is not None:
         args.markdown.write_text(survey.as_markdown(done), encoding="utf-8")
-    return 0 if done.is_good else 1
+    return int(not done.is_good) if done.is_whole else INTERRUPTED
 
 
 def _lossiness(args: argparse.Namespace) -> int:
@@ -178,9 +183,11 @@ def _lossiness(args: argparse.Namespace) -> int:
 
 def _open_once(*files: Path | None) -> None:
     """Whether they can be written is told now, and not when all is computed."""
-    for file in files:
-        if file is not None:
-            file.open("a").close()
+    named = [file for file in files if file is not None]
+    for file in named:
+        file.open("a").close()
+    if len({file.resolve() for file in named}) < len(named):
+        raise ValueError(f"{named[-1]} is named twice: one report would overwrite the other")
 
 
 def _refused(error: ValueError | OSError) -> int:
@@ -282,7 +289,7 @@ def sentinel_audit(args: argparse.Namespace, pytest_args: list[str]) -> int:
 
 def engines(args: argparse.Namespace, pytest_args: list[str]) -> int:
     from specbench import engine_run
-    from specbench.engines import ENGINES, Missing, engine_named
+    from specbench.engines import ENGINES, engine_named
     from specbench.record import BUG
 
     options = [
@@ -291,37 +298,31 @@ def engines(args: argparse.Namespace, pytest_args: list[str]) -> int:
         for one in values or ()
         for word in (name, one)
     ]
-    results, words = [], ["specbench", "engines", *args.names, *options]
+    results, words, is_whole = [], ["specbench", "engines", *args.names, *options], True
     try:
-        for name in args.names or ENGINES:
+        for name in args.names:
             if name not in ENGINES:
                 raise ValueError(models.unknown_name("engine", name, ENGINES))
-            engine = engine_named(name)
-            try:
-                print(engine.version(), flush=True)
-            except Missing as missing:
-                print(f"{name} is not installed: {missing}", flush=True)
-                continue
-            for one in engine_run.run_engine(
-                engine,
-                weights=args.weights or engine.formats[:1],
-                modes=args.mode or engine.modes,
-                max_new_tokens=args.max_new_tokens,
-                seed=args.seed,
-            ):
-                results.append(one)
-                print(
-                    f"  {one.weights:5} {one.mode:22} {one.audit.verdict:10}  {one.audit.sentence}; {one.drafting}",
-                    flush=True,
-                )
-        if args.json:
-            text = json.dumps({"schema": 1, "engines": [one.as_fields() for one in results]}, indent=2) + "\n"
-            args.json.write_text(text, encoding="utf-8")
-        if args.markdown:
-            args.markdown.write_text(engine_run.page(results, shlex.join(words)), encoding="utf-8")
+        _open_once(args.json, args.markdown)
+        for one in engine_run.run_engines(
+            {name: engine_named(name) for name in args.names or ENGINES},
+            weights=args.weights,
+            modes=args.mode,
+            max_new_tokens=args.max_new_tokens,
+            seed=args.seed,
+            tell=lambda line: print(line, flush=True),
+        ):
+            results.append(one)
+    except KeyboardInterrupt:
+        is_whole = False
     except (ValueError, OSError) as error:
         return _refused(error)
-    return int(any(one.audit.verdict == BUG for one in results))
+    if args.json:
+        text = json.dumps({"schema": 1, "engines": [one.as_fields() for one in results]}, indent=2) + "\n"
+        args.json.write_text(text, encoding="utf-8")
+    if args.markdown:
+        args.markdown.write_text(engine_run.page(results, shlex.join(words)), encoding="utf-8")
+    return int(any(one.audit.verdict == BUG for one in results)) if is_whole else INTERRUPTED
 
 
 def usage(args: argparse.Namespace, pytest_args: list[str]) -> int:

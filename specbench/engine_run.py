@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specbench.audit import Audit, Output, audit_greedy, requests_for
-from specbench.engines import Answer, Engine, Files
+from specbench.engines import Answer, Engine, Files, Missing
 from specbench.record import BUG, EQUAL, NOT_TESTED
 from specbench.reference.sentinel import DTYPES, GGUF_TYPES, SYMBOLS, Program, Sentinel, export, export_gguf
 
@@ -42,6 +42,30 @@ class Result:
     def as_fields(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "audit"}
         return own | self.audit.as_fields()
+
+
+def run_engines(
+    engines: Mapping[str, Engine],
+    *,
+    weights: Sequence[str] | None,
+    modes: Sequence[str] | None,
+    max_new_tokens: int,
+    seed: int,
+    tell: Callable[[str], None],
+) -> Iterator[Result]:
+    """Those that are installed, one after the other. weights, modes: None takes the first format and every mode. tell:
+    is given each line as it comes."""
+    for name, engine in engines.items():
+        try:
+            tell(engine.version())
+        except Missing as missing:
+            tell(f"{name} is not installed: {missing}")
+            continue
+        chosen = {"weights": weights or engine.formats[:1], "modes": modes or engine.modes}
+        for one in run_engine(engine, **chosen, max_new_tokens=max_new_tokens, seed=seed):
+            audit = one.audit
+            tell(f"  {one.weights:5} {one.mode:26} {audit.verdict:10}  {audit.sentence}; {one.drafting}")
+            yield one
 
 
 def run_engine(

@@ -30,13 +30,14 @@ NUMBERS = (3, 4, 5)  # columns of HEADING
 
 @dataclass(frozen=True)
 class FaultRun:
-    """A whole run. seconds: on the wall. command: what repeats it."""
+    """A run. seconds: on the wall. command: what repeats it. is_whole: it was not interrupted."""
 
     results: tuple[FaultResult, ...]
     seed: int
     num_workers: int
     seconds: float
     command: str
+    is_whole: bool = True
 
     @property
     def caught(self) -> list[FaultResult]:
@@ -64,16 +65,22 @@ def report(
     bank: str = BANK,
     limit: float = LIMIT,
 ) -> FaultRun:
-    """Judges the faults; prints a line for each as it comes, and the rates at the end."""
-    started = time.perf_counter()
+    """Judges the faults; prints a line for each as it comes, and the rates at the end. Interrupted, it reports what has
+    been judged by then."""
+    started, is_whole = time.perf_counter(), True
     widths, results = _widths(faults), {}
     print(_line(HEADING, widths), flush=True)
-    for result in run_faults(faults, seed=seed, num_workers=num_workers, bank=bank, limit=limit):
-        print(_line(_cells(result), widths), flush=True)
-        results[result.fault] = result
-    in_order = tuple(results[one.id] for one in faults)
-    run = FaultRun(in_order, seed, num_workers, time.perf_counter() - started, command)
+    try:
+        for result in run_faults(faults, seed=seed, num_workers=num_workers, bank=bank, limit=limit):
+            print(_line(_cells(result), widths), flush=True)
+            results[result.fault] = result
+    except KeyboardInterrupt:
+        is_whole = False
+    in_order = tuple(results[one.id] for one in faults if one.id in results)
+    run = FaultRun(in_order, seed, num_workers, time.perf_counter() - started, command, is_whole)
     print("", *summary(run), sep="\n")
+    if not is_whole:
+        print(f"interrupted: {len(in_order)} of {len(faults)} faults were judged")
     return run
 
 
@@ -164,6 +171,7 @@ def as_json(run: FaultRun) -> str:
             "seed": run.seed,
             "workers": run.num_workers,
             "seconds": run.seconds,
+            "is_whole": run.is_whole,
             "counts": {"caught": len(run.caught), "survived": len(run.survived), "lost": len(run.lost)},
             "named": {how: asdict(rate) for how, rate in naming_rates(run.caught).items()},
             "summary": summary(run),

@@ -327,6 +327,29 @@ def test_command_says_what_it_judges_and_writes_both_files(
     assert "\n| sibling_leak | mask-leak | tree.mask | 3 |" in files[1].read_text("utf-8")
 
 
+@pytest.mark.parametrize("num_done", [0, 1])
+def test_what_was_judged_before_an_interrupt_is_printed_and_written(
+    num_done: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted(faults: Sequence[Fault], **_: Any) -> Iterator[FaultResult]:
+        for one in faults[:num_done]:
+            yield FaultResult(one.id, one.fault_class, one.subtle, one.claim, caught_by=one.claim)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fault_report, "run_faults", interrupted)
+    files = tmp_path / "faults.json", tmp_path / "faults.md"
+    assert exit_of(f"cousin_leak sibling_leak --json {files[0]} --markdown {files[1]}") == 2
+    data = json.loads(files[0].read_text("utf-8"))
+    assert [len(data["faults"]), data["is_whole"]] == [num_done, False]
+    assert f"interrupted: {num_done} of 2 faults were judged" in capsys.readouterr().out
+    assert files[1].read_text("utf-8")
+
+
+def test_one_file_for_two_reports_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert exit_of(f"cousin_leak --json {tmp_path / 'x'} --markdown {tmp_path / 'x'}") == 2
+    assert capsys.readouterr().err.endswith("x is named twice: one report would overwrite the other\n")
+
+
 def test_list_judges_nothing_and_renews_the_catalogue(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "faults.md"
     assert exit_of(f"--list sibling_leak cousin_leak --markdown {file}") == 0

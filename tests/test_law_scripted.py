@@ -158,3 +158,21 @@ def test_refusal_says_why_in_one_sentence(name: str) -> None:
     with pytest.raises(CannotTell) as caught:
         law_of(function, **limits)
     assert str(caught.value) == text
+
+
+def test_what_one_shift_of_the_grid_misses_another_one_finds() -> None:
+    """A sliver narrower than a cell, with like neighbours."""
+
+    def sliver(coins: Coins) -> bool:
+        return 0.532 <= float(coins.uniform(1)) < 0.5465
+
+    missed = [law_of(sliver, grid=32, shift=shift) == {False: 1.0} for shift in (0.5, 0.25)]
+    assert missed == [True, False]
+    found = law_of(sliver, grid=32, shift=0.25)
+    assert found[True] == pytest.approx(0.0145, abs=1e-12)
+
+
+@pytest.mark.parametrize("bits", [8, 24, 53])
+def test_fewer_bits_of_a_coin_put_a_breakpoint_off_by_one_step(bits: int) -> None:
+    law = law_of(lambda coins: float(coins.uniform(1)) < 1 / 3, coin_bits=bits)
+    assert abs(law[True] - 1 / 3) <= 2.0**-bits

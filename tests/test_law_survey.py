@@ -143,3 +143,18 @@ MESSAGES = {
 def test_wrong_word_is_told_in_a_sentence(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, error = run(capsys, *words.split())
     assert (code, error) == (2, MESSAGES[words])
+
+
+def test_lines_that_were_done_before_an_interrupt_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured, calls = survey._cases, []
+
+    def interrupted(*asked: Any) -> Any:
+        calls.append(asked)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return measured(*asked)
+
+    monkeypatch.setattr(survey, "_cases", interrupted)
+    file = tmp_path / "law.json"
+    assert cli.main(["law", "greedy", "--models", "1", "--json", str(file)]) == 2
+    assert len(json.loads(file.read_text("utf-8"))["rules"]) == 1

@@ -53,7 +53,9 @@ class Rule:
     def verify(
         self, tree: DraftTree, target_probs: Sequence[Law], draft_probs: Sequence[Law] | None, chance: Chance
     ) -> VerifyResult:
-        """The function's answer; ValueError for a tree that the rule is not made for."""
+        """The function's answer; ValueError for a tree that the rule is not made for. A root alone suits every rule."""
+        if not tree.num_drafts:
+            return self.function(tree, target_probs, [[0.0] * len(target_probs[0])], chance)
         if tree.proposal not in self.proposals:
             raise ValueError(
                 f"proposal = {tree.proposal!r} must be {' or '.join(self.proposals)} for the rule {self.name}: "

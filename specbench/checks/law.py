@@ -36,6 +36,7 @@ from specbench.types import GREEDY, Sampling, VerifyResult
 TOLERANCE = 1e-6  # of a total variation: what a verifier in float32 does to a law, and no fault
 GRID = 32  # looks at a coin before its pieces are narrowed down
 COIN_BITS = 32  # of a coin: a law is off by some 1e-9, far below TOLERANCE, in two thirds of the runs
+GOLDEN = 0.6180339887
 MAX_RUNS = 40_000  # of a function, for its law: ten times what a verifier with a coin a decision takes
 LAST_COIN = 1.0 - 2.0**-53
 # Filters in another order cut this one elsewhere.
@@ -178,10 +179,14 @@ def emitted_by(probe: Probe, case: LawCase, toy: Toy, sampling: Sampling, *, gri
     """What a verifier makes of every draft of a case. grid: looks at a coin."""
     law: dict[Tokens, float] = {}
     accepted, likeliest = 0.0, (0.0, DraftTree.of([0], [-1]))
-    for drafted, weight in drafts_of(case, toy):
+    for number, (drafted, weight) in enumerate(drafts_of(case, toy)):
         tree, logits = as_asked(drafted)
+        # What one draft's looks fall between, another's may hit.
+        shift = (GOLDEN * (1 + number + 5 * case.seed)) % 1.0
         for result, mass in exact_law(
-            lambda coins, tree=tree, logits=logits: verified(probe, tree, logits, sampling, coins), grid=grid
+            lambda coins, tree=tree, logits=logits: verified(probe, tree, logits, sampling, coins),
+            grid=grid,
+            shift=shift,
         ).items():
             text = (*drafted.tokens(result.path), result.bonus_token)
             law[text] = law.get(text, 0.0) + float(weight) * mass
@@ -190,10 +195,10 @@ def emitted_by(probe: Probe, case: LawCase, toy: Toy, sampling: Sampling, *, gri
     return Emitted(law, accepted, likeliest[1])
 
 
-def exact_law(function: Any, *, grid: int = GRID) -> Mapping[Any, float]:
+def exact_law(function: Any, *, grid: int = GRID, shift: float = 0.5) -> Mapping[Any, float]:
     """The law of a function of coins; NotTested where it is not to be had."""
     try:
-        return law_of(function, grid=grid, max_runs=MAX_RUNS, coin_bits=COIN_BITS)
+        return law_of(function, grid=grid, max_runs=MAX_RUNS, coin_bits=COIN_BITS, shift=shift)
     except CannotTell as reason:
         raise NotTested(f"the law of this target cannot be found by going through its coins: {reason}") from None
 

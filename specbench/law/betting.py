@@ -55,6 +55,11 @@ class BoundTest:
         """Whether the e-value has reached 1 / alpha after any round."""
         return self._largest >= -math.log(self.alpha)
 
+    @property
+    def most_excess(self) -> float:
+        """What a rule that keeps a draft in every round would exceed the bounds by, on average; 0 before the first."""
+        return 1 - self.expected / self.num_rounds if self.num_rounds else 0.0
+
     def detectable_excess(self) -> float:
         """About the smallest excess over the bounds that these rounds would have shown as often as not: what the best
         stake makes of it reaches 1 / alpha (to second order in the excess); inf before the first round."""

@@ -50,6 +50,7 @@ def law_of(
     max_runs: int = MAX_RUNS,
     grid: int = GRID,
     coin_bits: int = COIN_BITS,
+    shift: float = 0.5,
 ) -> dict[Hashable, float]:
     """Outcome -> probability, for a function that is given fresh coins, each k / 2^coin_bits with k uniform.
 
@@ -58,15 +59,17 @@ def law_of(
     between unlike neighbours, as in any inverse CDF, or at the end of [0, 1), is found at any width; `hints` are values
     of coins to look at besides. Behaving alike means: asking for the same and answering the same, with later coins at
     0 at each of the grid's points, at three other fixed settings at every fourth and at both ends of what was found so,
-    and at both ends of all of their pieces at four values in each piece found. grid: a power of two. coin_bits: fewer
-    than 53 put the law off by 2^-coin_bits a breakpoint, in as many fewer runs. CannotTell: more than `max_coins`
-    coins, more than `max_runs` runs, too many pieces of one coin, or other answers to equal coins.
+    and at both ends of all of their pieces at four values in each piece found. grid: a power of two. coin_bits:
+    fewer than 53 put the law off by 2^-coin_bits a breakpoint, in as many fewer runs. shift: in [0, 1), where in
+    its cell of the grid each first look lies: laws that are looked at with other shifts miss other things.
+    CannotTell: more than `max_coins` coins, more than `max_runs` runs, too many pieces of one coin, or other
+    answers to equal coins.
     """
 
     def run(choices: Choices) -> Hashable:
         return function(_ScriptedCoins(choices, coin_bits))
 
-    return explore(run, hints=hints, max_coins=max_coins, max_runs=max_runs, grid=grid)
+    return explore(run, hints=hints, max_coins=max_coins, max_runs=max_runs, grid=grid, shift=shift)
 
 
 def explore(
@@ -76,9 +79,10 @@ def explore(
     max_coins: int = MAX_COINS,
     max_runs: int = MAX_RUNS,
     grid: int = GRID,
+    shift: float = 0.5,
 ) -> dict[Hashable, float]:
     """Outcome -> probability, for a function that asks `Choices` for everything random in it. See `law_of`."""
-    explorer = _Explorer(run, hints, max_coins, max_runs, grid)
+    explorer = _Explorer(run, hints, max_coins, max_runs, grid, shift)
     first, again = explorer.run(()), explorer.run(())
     law = explorer.law((), again).law
     if not (first == again == explorer.run(())):
@@ -167,11 +171,18 @@ class _Part:
 
 class _Explorer:
     def __init__(
-        self, function: Callable[[Choices], Hashable], hints: Sequence[float], max_coins: int, max_runs: int, grid: int
+        self,
+        function: Callable[[Choices], Hashable],
+        hints: Sequence[float],
+        max_coins: int,
+        max_runs: int,
+        grid: int,
+        shift: float,
     ) -> None:
         self._function = function
         self._hints = hints
         self._grid = grid
+        self._shift = shift
         self._max_coins = max_coins
         self._runs_left = self._max_runs = max_runs
 
@@ -207,7 +218,7 @@ class _Explorer:
         if any(ask.weights is not None for ask in asks):
             return None
         corners = [run]
-        for probe in _scan(position, len(run.asks), self._hints, self._grid):
+        for probe in _scan(position, len(run.asks), self._hints, self._grid, self._shift):
             another = self.run(prefix, probe=probe)
             if another.outcome != run.outcome or another.asks[position:] != asks:
                 return None
@@ -254,7 +265,7 @@ class _Explorer:
     def _points(self, ask: Ask) -> list[int]:
         size = ask.high - ask.low
         near = {int(hint * size) + step for hint in self._hints for step in (-1, 0, 1)}
-        grid = {(2 * cell + 1) * size // (2 * self._grid) for cell in range(self._grid)}
+        grid = {(cell * size + int(self._shift * size)) // self._grid for cell in range(self._grid)}
         return sorted(ask.low + point for point in near | grid | {0, size - 1} if 0 <= point < size)
 
 
@@ -332,7 +343,7 @@ class _ScriptedCoins:
         return torch.tensor([self._choices.coin(size) / size for _ in range(num)], dtype=torch.float64)
 
 
-def _scan(start: int, stop: int, hints: Sequence[float], grid: int) -> Iterator[Probe]:
+def _scan(start: int, stop: int, hints: Sequence[float], grid: int, shift: float) -> Iterator[Probe]:
     """Probes that bring every coin of [start, stop) to both ends, alone and with all before or behind it, to the hints,
     and once to every point of the grid, no two coins in the same order.
     """
@@ -343,7 +354,7 @@ def _scan(start: int, stop: int, hints: Sequence[float], grid: int) -> Iterator[
         for fraction in (0.0, 1.0, *hints):
             yield _alone(place, fraction)
     for row in range(grid):
-        yield _grid_row(row, grid)
+        yield _grid_row(row, grid, shift)
 
 
 def _step(place: int, before: float, behind: float) -> Probe:
@@ -354,9 +365,9 @@ def _alone(place: int, fraction: float) -> Probe:
     return lambda position: fraction if position == place else 0.5
 
 
-def _grid_row(row: int, grid: int) -> Probe:
+def _grid_row(row: int, grid: int, shift: float) -> Probe:
     """Over all rows each position takes every point once: its step through the grid is odd."""
-    return lambda position: ((row * (2 * position + 1) + 37 * position) % grid + 0.5) / grid
+    return lambda position: ((row * (2 * position + 1) + 37 * position) % grid + shift) / grid
 
 
 def _add(law: dict[Hashable, float], part: dict[Hashable, float], weight: float) -> None:

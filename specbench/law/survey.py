@@ -89,6 +89,7 @@ class Survey:
     seed: int
     num_models: int
     seconds: float
+    is_whole: bool = True  # it was not interrupted
 
     @property
     def is_good(self) -> bool:
@@ -106,16 +107,20 @@ def rules_named(names: Sequence[str]) -> list[Rule]:
 def survey(
     rules: Sequence[Rule], *, seed: int = 0, num_models: int, tell: Callable[[str], None] = lambda line: None
 ) -> Survey:
-    """num_models: for each size of the vocabulary, counted up from `seed`. tell: is given each line as it comes."""
-    started = time.perf_counter()
+    """num_models: for each size of the vocabulary, counted up from `seed`. tell: is given each line as it comes.
+    Interrupted, it holds the lines that were done by then."""
+    started, is_whole = time.perf_counter(), True
     tell(_columns(HEADING))
     lines = []
-    for rule in rules:
-        for drafting in draftings(rule):
-            line = Line(rule, drafting, tuple(_cases(rule, drafting, range(seed, seed + num_models))))
-            lines.append(line)
-            tell(_columns(cells(line)))
-    return Survey(tuple(lines), seed, num_models, time.perf_counter() - started)
+    try:
+        for rule in rules:
+            for drafting in draftings(rule):
+                line = Line(rule, drafting, tuple(_cases(rule, drafting, range(seed, seed + num_models))))
+                lines.append(line)
+                tell(_columns(cells(line)))
+    except KeyboardInterrupt:
+        is_whole = False
+    return Survey(tuple(lines), seed, num_models, time.perf_counter() - started, is_whole)
 
 
 def draftings(rule: Rule) -> tuple[Drafting, ...]:
