@@ -316,7 +316,7 @@ class DraftsTwice(Decoder):
 @pytest.mark.usefixtures("few_draws")
 def test_rounds_that_cannot_be_told_apart_are_not_bet_on() -> None:
     """Not even those that can: a right target would be accused where what is left has been chosen."""
-    with pytest.raises(NotTested, match="it was given .* drafts and reports .* rounds with drafts"):
+    with pytest.raises(NotTested, match=r"it was given .* drafts and reports .* rounds with drafts"):
         check("law.accepted", ReferenceTarget(decoder=DraftsTwice), KEPT)
 
 
@@ -354,7 +354,7 @@ class FirstOfTwo(Walk):
     """Keeps the first of two siblings always, and judges single drafts rightly."""
 
     def keeps(self, child: int, p: Any, q: Any) -> bool:
-        return len(self.tree.children(0)) == 2 and child == 1 or super().keeps(child, p, q)
+        return (len(self.tree.children(0)) == 2 and child == 1) or super().keeps(child, p, q)
 
 
 def test_siblings_are_bet_on_apart() -> None:
