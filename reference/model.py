@@ -309,16 +309,7 @@ class LlamaModel:
         config = self.config
         return {
             **_hf_type(config),
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.hidden_size,
-            "intermediate_size": config.intermediate_size,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
-            "num_key_value_heads": config.num_kv_heads,
-            "head_dim": config.head_dim,
-            "rms_norm_eps": config.rms_norm_eps,
-            "rope_theta": config.rope_theta,
-            "tie_word_embeddings": config.tied,
+            **hf_shape(config),
             # A reader drops biases that the config does not announce.
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self._weights,
             "mlp_bias": "model.layers.0.mlp.up_proj.bias" in self._weights,
@@ -348,6 +339,22 @@ class LlamaModel:
             if not (config.tied and key == "lm_head.weight")  # the embedding again
         }
         return cls(config, weights, name=Path(path).name)
+
+
+def hf_shape(config: LlamaConfig) -> dict[str, object]:
+    """The fields of a Hugging Face config.json that say the sizes, the same for every type like Llama."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tied,
+    }
 
 
 def round_trip(codec: str, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.reference.model import hf_shape
 from specbench.reference.sentinel.program import BOS, NUM_SYMBOLS, VOCAB_SIZE, Program
 from specbench.reference.sentinel.weights import HEAD_DIM, Sentinel, quantised
 
@@ -135,18 +136,9 @@ def _config(sentinel: Sentinel, dtype: str) -> dict[str, object]:
     return {
         "architectures": [architecture],
         "model_type": model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
+        **hf_shape(config),
         "max_position_embeddings": MAX_POSITIONS,
         "hidden_act": "gelu_pytorch_tanh" if model_type == "gemma" else "silu",
-        "tie_word_embeddings": config.tied,
         "torch_dtype": str(DTYPES[dtype]).removeprefix("torch."),
         **window,
     }

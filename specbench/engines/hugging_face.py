@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specbench.engines.engine import Answer, Files, Missing
-
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+from specbench.reference.sentinel import DTYPES
 
 
 class _Transformers:
     modes = ("plain", "assistant", "assistant, constant", "lookup", "early exit", "static cache")
-    formats = tuple(_DTYPES)
+    formats = ("fp32", "fp16", "bf16")
 
     def version(self) -> str:
         try:
@@ -28,7 +27,7 @@ class _Transformers:
         from transformers import AutoModelForCausalLM
 
         def load(folder: Any) -> Any:
-            return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, _DTYPES[weights]))
+            return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[weights])
 
         target, options = load(files.target), self._options(mode)
         if mode.startswith("assistant"):

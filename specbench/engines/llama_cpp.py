@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from specbench.engines.engine import Answer, Files, Missing
-from specbench.reference.sentinel import SYMBOLS
+from specbench.reference.sentinel import GGUF_TYPES, SYMBOLS
 
 _NGRAMS = {
     "n-gram": "NGRAM_SIMPLE",
@@ -24,7 +24,7 @@ _NUM_SLOTS = 4
 
 class _LlamaCpp:
     modes = ("plain", "plain, 4 slots", "draft model", "draft model, 4 slots", *_NGRAMS)
-    formats = ("f32", "f16", "bf16", "q8_0", "q4_0")
+    formats = tuple(GGUF_TYPES)
 
     def version(self) -> str:
         try:

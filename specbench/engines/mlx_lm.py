@@ -24,10 +24,9 @@ class _MlxLm:
     ) -> Iterator[Answer]:
         import mlx.core as mx
         from mlx_lm.generate import generate_step, speculative_generate_step
-        from mlx_lm.utils import (
-            load_model,
-        )  # not `load`: it tries the tokenizer on words, and sixteen symbols hold none
+        from mlx_lm.utils import load_model
 
+        # Not `load`: it tries the tokenizer on words, and sixteen symbols hold none.
         target: Any = load_model(files.target)[0]
         drafter: Any = load_model(files.drafter)[0] if mode.startswith("draft") else None
         for prompt, num in requests:

@@ -160,18 +160,7 @@ class _Watched(ReferenceTarget):
     def _watch(self, steps: Steps) -> Steps:
         recording = Recording(steps)
         self.recordings.append(recording)
-
-        def noting(name: str, step: Any) -> Any:
-            def noted(*args: Any, **keywords: Any) -> Any:
-                self.used.add(name)
-                answer = step(*args, **keywords)
-                if self.records:
-                    recording.note(name, args, keywords, answer)
-                return answer
-
-            return noted
-
-        return replace(steps, **{name: noting(name, step) for name, step in vars(steps).items()})
+        return replace(steps, **{name: self._noting(name, step, recording) for name, step in vars(steps).items()})
 
     def _watch_batch(self, steps: Any) -> Any:
         return replace(steps, **{name: self._noting(f"batch.{name}", step) for name, step in vars(steps).items()})
@@ -180,9 +169,12 @@ class _Watched(ReferenceTarget):
         self.used.add("group")
         return group
 
-    def _noting(self, name: str, step: Any) -> Any:
+    def _noting(self, name: str, step: Any, recording: Recording | None = None) -> Any:
         def noted(*args: Any, **keywords: Any) -> Any:
             self.used.add(name)
-            return step(*args, **keywords)
+            answer = step(*args, **keywords)
+            if recording is not None and self.records:
+                recording.note(name, args, keywords, answer)
+            return answer
 
         return noted
