@@ -1,9 +1,9 @@
-"""What every engine's file offers."""
+"""What every engine's file offers. Standard library only: an engine's environment may hold nothing of ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -13,37 +13,82 @@ class Missing(Exception):
 
 
 @dataclass(frozen=True)
+class Mode:
+    """One way of decoding. drafts: drafts are verified. as_plain: its numbers are rounded as plain decoding's are, so
+    that ties can be judged by those; not so with a quantised cache, which only a sentinel judges."""
+
+    drafts: bool = False
+    as_plain: bool = True
+
+
+@dataclass(frozen=True)
 class Files:
-    """A sentinel and its drafter, as engines load them: folders of safetensors, and GGUF files. Those that hold the
-    format of weights that is asked for are there."""
+    """A target and its drafter as engines load them: folders of safetensors, and GGUF files. Those that hold the
+    format of weights that is asked for are there.
+
+    other_drafter: with other token ids for the same symbols, of sentinels only. symbols: one character a token of a
+    sentinel; "" for a real model, whose tokenizer is in the folder.
+    """
 
     target: Path
     drafter: Path
+    other_drafter: Path
     target_gguf: Path
     drafter_gguf: Path
+    symbols: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """prompt: token ids, BOS first where the model has one. text: the same without BOS, for engines that read text."""
+
+    prompt: tuple[int, ...]
+    text: str
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """mode, weights: of those that the engine names. temperature: 0 is greedy. top_k, top_p, min_p: None is off.
+    seed: of the draws, where the engine takes one; request i may add i."""
+
+    mode: str
+    weights: str
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
 class Answer:
     """tokens: the new ones, -1 for what is no token of the sentinel. num_forwards: of the target, for this request;
-    num_drafted, num_kept: drafts that it verified and kept. None where the engine does not say."""
+    num_drafted, num_kept: drafts that it verified and kept. None where the engine does not say.
+
+    logprobs: for each new token what the engine tells about its place, as (token, natural log probability at
+    temperature 1), the most likely ones and the emitted one; empty where it does not say.
+    """
 
     tokens: tuple[int, ...]
     num_forwards: int | None = None
     num_drafted: int | None = None
     num_kept: int | None = None
+    logprobs: tuple[tuple[tuple[int, float], ...], ...] = field(default=())
 
 
 class Engine(Protocol):
-    """formats: of the weights, as `generate` takes them. modes: ways to decode, "plain" first, which drafts nothing."""
+    """requirements: what pip installs for it. weights: formats that it reads, the first is the default. modes: by name;
+    those whose name begins with "plain" decode without drafts and differ in shape alone (batch, split of the prompt);
+    "plain" is the first."""
 
-    modes: tuple[str, ...]
-    formats: tuple[str, ...]
+    requirements: tuple[str, ...]
+    weights: tuple[str, ...]
+    modes: Mapping[str, Mode]
 
     def version(self) -> str:
         """Name and version; raises `Missing`."""
 
-    def generate(
-        self, files: Files, requests: Sequence[tuple[tuple[int, ...], int]], *, mode: str, weights: str
-    ) -> Iterator[Answer]:
-        """Greedy answers in the order of the requests, each a prompt (token ids, BOS first) and how many tokens."""
+    def generate(self, files: Files, requests: Sequence[Request], settings: Settings) -> Iterator[Answer]:
+        """Answers in the order of the requests. A text ends early only with an end token of the model, which may be
+        left out. ValueError says in a sentence what cannot be asked of it."""
