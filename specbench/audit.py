@@ -7,12 +7,13 @@ had written so far, so that one wrong token is counted once and does not make th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from specbench.law.sequential import ALPHA, LawTest
 from specbench.record import BUG, EQUAL, NOT_TESTED
@@ -56,7 +57,8 @@ class Output:
 
 @dataclass(frozen=True)
 class Audit:
-    """The verdict on one mode. wrong: tokens, or outputs that ended early. sentence: what was found, in words."""
+    """The verdict on one mode. wrong: tokens, or outputs that ended early. sentence: what was found, in words. facts:
+    the numbers behind it, of a real model."""
 
     mode: str
     verdict: str
@@ -64,6 +66,7 @@ class Audit:
     num_tokens: int
     num_wrong: int
     sentence: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def as_fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -86,16 +89,30 @@ def audit_greedy(program: Program, outputs: Iterable[Output]) -> list[Audit]:
 
 
 def audit_sampled(
-    program: Program, outputs: Iterable[Output], sampling: Sampling, *, alpha: float = ALPHA
+    program: Program,
+    outputs: Iterable[Output],
+    sampling: Sampling,
+    *,
+    temperature_last: bool = False,
+    alpha: float = ALPHA,
 ) -> list[Audit]:
     """Of a sentinel with a law head: tokens drawn under `sampling` must follow the law behind the text before each.
 
-    alpha: the chance that a right engine is accused in all modes together. EQUAL says what would have been seen.
+    temperature_last: the engine filters at temperature 1 and changes it afterwards, as llama.cpp does. alpha: the
+    chance that a right engine is accused in all modes together. EQUAL says what would have been seen.
     """
     modes = _by_mode(outputs)
-    rows = torch.tensor(program.law_logits, dtype=torch.float64) / 8
-    laws = probs(rows, sampling)
+    laws = laws_of(program, sampling, temperature_last=temperature_last)
     return [_audit_law(program, mode, some, laws.tolist(), alpha / len(modes)) for mode, some in modes.items()]
+
+
+def laws_of(program: Program, sampling: Sampling, *, temperature_last: bool) -> Tensor:
+    """float64 [17, 17]: what is drawn after each final state."""
+    rows = torch.tensor(program.law_logits, dtype=torch.float64) / 8
+    if not temperature_last:
+        return probs(rows, sampling)
+    filtered = probs(rows, replace(sampling, temperature=1.0)).log()
+    return (filtered / sampling.temperature).softmax(dim=-1)
 
 
 def read_outputs(file: str | Path, symbols: str) -> list[Output]:
@@ -163,7 +180,7 @@ def _audit_mode(program: Program, mode: str, outputs: Sequence[Output]) -> Audit
             wrong.append(f"{name} {early}")
     if not num_tokens and not wrong:
         return Audit(mode, NOT_TESTED, len(outputs), 0, 0, "no tokens to judge")
-    what = f"of {num_tokens} tokens in {_counted(len(outputs), 'output')}"
+    what = f"of {num_tokens} tokens in {counted(len(outputs), 'output')}"
     if not wrong:
         return Audit(mode, EQUAL, len(outputs), num_tokens, 0, f"all {what} are the program's")
     sentence = f"{len(wrong)} mistakes in {what.removeprefix('of ')}; first: {'; '.join(wrong[:3])}"
@@ -203,6 +220,11 @@ def _judged(program: Program, one: Output) -> Iterator[tuple[int, int]]:
     yield from zip(tokens, right[len(one.prompt) - 1 :], strict=True)
 
 
+def first_wrong(program: Program, one: Output) -> int | None:
+    """The place of the first token that is not the program's."""
+    return next((place for place, (token, right) in enumerate(_judged(program, one)) if token != right), None)
+
+
 def _behind(program: Program, one: Output) -> Iterator[tuple[int, int]]:
     """Each token and the final state behind which it stands."""
     tokens = _readable(one)
@@ -222,5 +244,5 @@ def _ends_early(one: Output) -> str:
     return f"has {len(one.tokens)} tokens, must have {one.max_new_tokens}"
 
 
-def _counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import specbench
-from specbench import models
+from specbench import engine_command, models
 
 SUITE = "specbench.suites.consistency"
 READER_LEFT = 141  # 128 + SIGPIPE
@@ -288,41 +288,7 @@ def sentinel_audit(args: argparse.Namespace, pytest_args: list[str]) -> int:
 
 
 def engines(args: argparse.Namespace, pytest_args: list[str]) -> int:
-    from specbench import engine_run
-    from specbench.engines import ENGINES, engine_named
-    from specbench.record import BUG
-
-    options = [
-        word
-        for name, values in (("--mode", args.mode), ("--weights", args.weights))
-        for one in values or ()
-        for word in (name, one)
-    ]
-    results, words, is_whole = [], ["specbench", "engines", *args.names, *options], True
-    try:
-        for name in args.names:
-            if name not in ENGINES:
-                raise ValueError(models.unknown_name("engine", name, ENGINES))
-        _open_once(args.json, args.markdown)
-        for one in engine_run.run_engines(
-            {name: engine_named(name) for name in args.names or ENGINES},
-            weights=args.weights,
-            modes=args.mode,
-            max_new_tokens=args.max_new_tokens,
-            seed=args.seed,
-            tell=lambda line: print(line, flush=True),
-        ):
-            results.append(one)
-    except KeyboardInterrupt:
-        is_whole = False
-    except (ValueError, OSError) as error:
-        return _refused(error)
-    if args.json:
-        text = json.dumps({"schema": 1, "engines": [one.as_fields() for one in results]}, indent=2) + "\n"
-        args.json.write_text(text, encoding="utf-8")
-    if args.markdown:
-        args.markdown.write_text(engine_run.page(results, shlex.join(words)), encoding="utf-8")
-    return int(any(one.audit.verdict == BUG for one in results)) if is_whole else INTERRUPTED
+    return engine_command.run(args)
 
 
 def usage(args: argparse.Namespace, pytest_args: list[str]) -> int:
@@ -478,15 +444,7 @@ def _parser() -> _Parser:
     one.set_defaults(run=sentinel_audit, parser=one)
 
     one = commands.add_parser("engines", help="engines that others wrote, on a sentinel", allow_abbrev=False)
-    one.add_argument("names", nargs="*", metavar="NAME", help="transformers, llama.cpp; none: all that are installed")
-    one.add_argument(
-        "--mode", action="append", metavar="MODE", help="one way to decode; may be repeated (default: all)"
-    )
-    one.add_argument("--weights", action="append", metavar="FORMAT", help="fp32, bf16, q8_0 ...; may be repeated")
-    one.add_argument("--max-new-tokens", type=_count, default=200, metavar="N", help="of each request (default 200)")
-    one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the sentinel and the prompts (default 0)")
-    one.add_argument("--json", type=Path, metavar="FILE", help="the verdicts as data")
-    one.add_argument("--markdown", type=Path, metavar="FILE", help="the verdicts as a page: docs/engines.md")
+    engine_command.add_options(one, _count)
     one.set_defaults(run=engines, parser=one)
     return parser
 

@@ -1,27 +1,38 @@
-"""Engines on a sentinel: every mode asked the same requests, each judged by its tokens; a table, a page, JSON."""
+"""Engines on a sentinel or a real model: every mode asked the same requests, judged by its tokens; a table, a page."""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import Audit, Output, audit_greedy, requests_for
-from specbench.engines import Answer, Engine, Files, Missing
+from specbench.audit import Audit, Output, audit_greedy, audit_sampled, counted, first_wrong
+from specbench.engine_models import RealModel, SentinelModel, ended
+from specbench.engines import REFUSALS, Answer, Engine, Files, Missing, Request, Settings
+from specbench.engines.apart import Died
+from specbench.law.sequential import ALPHA
 from specbench.record import BUG, EQUAL, NOT_TESTED
-from specbench.reference.sentinel import DTYPES, GGUF_TYPES, SYMBOLS, Program, Sentinel, export, export_gguf
+from specbench.reference.sentinel import DTYPES
+from specbench.regret import Oracle, Plain, audit_ties, plain_of
+from specbench.types import Sampling
 
-AGREEMENT = 0.6  # of the drafter: it is refused often enough
+GREEDY = Sampling(0.0)
+MOST_TRIES = 3  # at a smaller case of what is wrong
+# Whose activations are rounded as our own forward's in that dtype; those of a quantised file are not.
+_OUR_DTYPES = DTYPES | {"f32": DTYPES["fp32"]}
 
 
 @dataclass(frozen=True)
 class Result:
-    """One mode of an engine in one format of the weights. num_*: sums over the requests, None where it does not say."""
+    """One mode of an engine in one format of the weights. num_*: sums over the requests, None where it does not say.
+    smallest: of what is wrong on a sentinel, the shortest request that fails by itself."""
 
     engine: str
+    model: str
+    sampling: str
     mode: str
     weights: str
     audit: Audit
@@ -29,6 +40,7 @@ class Result:
     num_drafted: int | None
     num_kept: int | None
     seconds: float
+    smallest: str = ""
 
     @property
     def drafting(self) -> str:
@@ -43,89 +55,244 @@ class Result:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "audit"}
         return own | self.audit.as_fields()
 
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Result:
+        audit = Audit(**{name: fields[name] for name in Audit.__dataclass_fields__})
+        own = {name: fields[name] for name in cls.__dataclass_fields__ if name != "audit"}
+        return cls(audit=audit, **own)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What one mode answered. refused, raised: a sentence, or empty. answers: one for each output."""
+
+    mode: str
+    outputs: tuple[Output, ...]
+    answers: tuple[Answer, ...]
+    refused: str
+    raised: str
+    seconds: float
+
 
 def run_engines(
     engines: Mapping[str, Engine],
+    model: SentinelModel | RealModel,
     *,
     weights: Sequence[str] | None,
     modes: Sequence[str] | None,
+    sampling: Sampling = GREEDY,
     max_new_tokens: int,
-    seed: int,
     tell: Callable[[str], None],
 ) -> Iterator[Result]:
-    """Those that are installed, one after the other. weights, modes: None takes the first format and every mode. tell:
-    is given each line as it comes."""
+    """Those that are installed, one after the other. weights, modes: None takes the first format that the model has,
+    and every mode that it can judge. tell: is given each line as it comes."""
     for name, engine in engines.items():
         try:
-            tell(engine.version())
+            tell(f"{engine.version()} on {model.name}")
         except Missing as missing:
-            tell(f"{name} is not installed: {missing}")
+            tell(f"{name} is not installed: {missing}; or let `specbench engines {name} --env DIR` install it apart")
             continue
-        chosen = {"weights": weights or engine.formats[:1], "modes": modes or engine.modes}
-        for one in run_engine(engine, **chosen, max_new_tokens=max_new_tokens, seed=seed):
+        for one in run_engine(
+            engine, model, weights=weights, modes=modes, sampling=sampling, max_new_tokens=max_new_tokens
+        ):
             audit = one.audit
             tell(f"  {one.weights:5} {one.mode:26} {audit.verdict:10}  {audit.sentence}; {one.drafting}")
             yield one
 
 
 def run_engine(
-    engine: Engine, *, weights: Sequence[str], modes: Sequence[str], max_new_tokens: int, seed: int
+    engine: Engine,
+    model: SentinelModel | RealModel,
+    *,
+    weights: Sequence[str] | None = None,
+    modes: Sequence[str] | None = None,
+    sampling: Sampling = GREEDY,
+    max_new_tokens: int,
 ) -> Iterator[Result]:
     """One result a mode and format, as it comes. ValueError names an unknown mode or format."""
-    for name, given, known in (("mode", modes, engine.modes), ("weights", weights, engine.formats)):
-        for one in given:
+    for what, given, known in (("mode", modes, engine.modes), ("weights", weights, engine.weights)):
+        for one in given or ():
             if one not in known:
-                raise ValueError(f"{name} = {one!r} must be one of {'; '.join(known)}")
-    program = Program.seeded(seed)
-    with tempfile.TemporaryDirectory(prefix="specbench-sentinel-") as folder:
-        for one in weights:
-            files = _written(program, Path(folder) / one, one, seed=seed)
-            for mode in modes:
-                yield _judged(engine, files, program, mode, one, max_new_tokens=max_new_tokens, seed=seed)
+                raise ValueError(f"{what} = {one!r} must be one of {'; '.join(known)}")
+    if sampling.temperature and not model.has_law:
+        raise ValueError(f"{model.name} has no law that sampled tokens could be held against: take a sentinel")
+    with tempfile.TemporaryDirectory(prefix="specbench-engines-") as folder:
+        for one in weights or (_first_format(engine, model),):
+            files = model.write(Path(folder) / one, one)
+            runs = _Runs(engine, model, files, one, sampling, max_new_tokens)
+            if isinstance(model, SentinelModel):
+                yield from _judged_by_program(runs, model, modes or [*engine.modes])
+            else:
+                yield from _judged_by_ties(runs, model, modes)
 
 
-def _judged(
-    engine: Engine, files: Files, program: Program, mode: str, weights: str, *, max_new_tokens: int, seed: int
-) -> Result:
-    requests = [one for one in requests_for(program, SYMBOLS, max_new_tokens=max_new_tokens, seed=seed) if one.text]
-    asked = [(one.prompt, one.max_new_tokens) for one in requests]
-    started, failed = time.perf_counter(), ""
-    answers: list[Answer] = []
-    try:
-        answers.extend(engine.generate(files, asked, mode=mode, weights=weights))
-    except Exception as error:  # an engine may raise anything; the other modes go on
-        failed = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    outputs = [
-        Output(one.prompt, answer.tokens, one.name, mode, one.max_new_tokens)
-        for one, answer in zip(requests, answers, strict=False)
-    ]
-    audits = audit_greedy(program, outputs)
-    audit = audits[0] if audits else Audit(mode, NOT_TESTED, 0, 0, 0, "no tokens to judge")
-    if failed and audit.verdict != BUG:
-        audit = Audit(mode, NOT_TESTED, len(outputs), audit.num_tokens, 0, f"it raised {failed}")
-    num_forwards, num_drafted, num_kept = (
-        _sum([getattr(one, name) for one in answers]) for name in ("num_forwards", "num_drafted", "num_kept")
+def _first_format(engine: Engine, model: SentinelModel | RealModel) -> str:
+    return next((one for one in engine.weights if one in model.formats), engine.weights[0])
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """An engine with all that it is asked, but for the mode."""
+
+    engine: Engine
+    model: SentinelModel | RealModel
+    files: Files
+    weights: str
+    sampling: Sampling
+    max_new_tokens: int
+
+    def run(self, mode: str, requests: Mapping[str, Request] | None = None) -> _Run:
+        """requests: None for all of the model's."""
+        requests = requests or self.model.requests(self.max_new_tokens)
+        started, refused, raised = time.perf_counter(), "", ""
+        answers: list[Answer] = []
+        settings = Settings(
+            mode,
+            self.weights,
+            temperature=self.sampling.temperature,
+            top_k=self.sampling.top_k,
+            top_p=self.sampling.top_p,
+            min_p=self.sampling.min_p,
+        )
+        try:
+            answers.extend(self.engine.generate(self.files, [*requests.values()], settings))
+        except REFUSALS as error:
+            refused = _line(error)
+        except Died as error:
+            raised = _line(error)
+        except Exception as error:  # an engine may raise anything; the other modes go on
+            raised = f"raised {type(error).__name__}: {_line(error)}"
+        else:
+            if len(answers) != len(requests):
+                raised = f"gave {len(answers)} answers to {len(requests)} requests"
+        outputs = tuple(
+            Output(one.prompt, answer.tokens, name, mode, one.max_new_tokens)
+            for (name, one), answer in zip(requests.items(), answers, strict=False)
+        )
+        return _Run(mode, outputs, tuple(answers), refused, raised, time.perf_counter() - started)
+
+    def result(self, run: _Run, audit: Audit, *, smallest: str = "") -> Result:
+        """audit: by the tokens; what else there is to say of the mode comes here."""
+        sums = [
+            _sum([getattr(one, name) for one in run.answers]) for name in ("num_forwards", "num_drafted", "num_kept")
+        ]
+        if run.raised and audit.verdict != BUG:
+            after = f"after {counted(len(run.answers), 'answer')} of {len(self.model.requests(1))} it {run.raised}"
+            audit = replace(audit, verdict=BUG, num_wrong=1, sentence=after)
+        elif run.refused and audit.verdict != BUG:
+            audit = replace(audit, verdict=NOT_TESTED, num_wrong=0, sentence=f"refused: {run.refused}")
+        elif audit.verdict != BUG and self.engine.modes[run.mode].drafts and sums[1] == 0:
+            audit = replace(audit, verdict=NOT_TESTED, sentence="no draft was verified")
+        return Result(
+            self.engine.version(),
+            self.model.name,
+            _described(self.sampling),
+            run.mode,
+            self.weights,
+            audit,
+            *sums,
+            run.seconds,
+            smallest,
+        )
+
+
+def _judged_by_program(runs: _Runs, model: SentinelModel, modes: Sequence[str]) -> Iterator[Result]:
+    for mode in modes:
+        run = runs.run(mode)
+        if runs.sampling.temperature:
+            alpha, last = ALPHA / len(runs.engine.modes), runs.engine.temperature_last
+            audits = audit_sampled(model.program, run.outputs, runs.sampling, temperature_last=last, alpha=alpha)
+            yield runs.result(run, audits[0] if audits else _no_tokens(mode))
+            continue
+        audits = audit_greedy(model.program, run.outputs)
+        smallest = _smallest(runs, model, run) if audits and audits[0].verdict == BUG else ""
+        yield runs.result(run, audits[0] if audits else _no_tokens(mode), smallest=smallest)
+
+
+def _smallest(runs: _Runs, model: SentinelModel, run: _Run) -> str:
+    """The first few wrong outputs, those of the shortest prompts first, are asked for again, alone and no further than
+    the first wrong token."""
+    requests, wrong = runs.model.requests(runs.max_new_tokens), []
+    for one in run.outputs:
+        place = first_wrong(model.program, one)
+        if place is not None:
+            wrong.append((len(one.prompt), place, one.name))
+    for _, place, name in sorted(wrong)[:MOST_TRIES]:
+        alone = {name: replace(requests[name], max_new_tokens=place + 1)}
+        again = runs.run(run.mode, alone)
+        if any(audit.verdict == BUG for audit in audit_greedy(model.program, again.outputs)):
+            said = list(again.outputs[0].tokens)
+            right = model.program.continuation(alone[name].prompt, len(said))
+            return (
+                f"prompt {list(alone[name].prompt)} ({name}), {place + 1} new tokens, alone: it gives {said}, "
+                f"and must give {right}"
+            )
+    return "no single request fails by itself, so that it takes several, or more tokens behind the wrong one"
+
+
+def _judged_by_ties(runs: _Runs, model: RealModel, modes: Sequence[str] | None) -> Iterator[Result]:
+    """Plain decoding comes first in all its shapes: it is what the others are judged by, and itself by its other
+    shapes."""
+    oracle = Oracle(runs.files.target)
+    plain = {name: runs.run(name) for name in runs.engine.modes if name.startswith("plain")}
+    dtype = _OUR_DTYPES.get(runs.weights)
+    shown = {name: _plain(oracle, model, [run], dtype) for name, run in plain.items()}
+    reference = _outputs(model, plain["plain"])
+    for name, run in plain.items():
+        if modes is None or name in modes:
+            others = _joined([one for other, one in shown.items() if other != name] or [shown[name]])
+            yield runs.result(run, _tied(oracle, model, others, run, reference, runs.weights))
+    for name in modes if modes is not None else [one for one in runs.engine.modes if one not in plain]:
+        if name in plain:
+            continue
+        run = runs.run(name)
+        if not runs.engine.modes[name].as_plain:
+            audit = Audit(name, NOT_TESTED, len(run.outputs), 0, 0, "it rounds otherwise than plain decoding")
+            yield runs.result(run, audit)
+            continue
+        yield runs.result(run, _tied(oracle, model, _joined([*shown.values()]), run, reference, runs.weights))
+
+
+def _tied(
+    oracle: Oracle, model: RealModel, plain: Plain, run: _Run, reference: Sequence[Output], weights: str
+) -> Audit:
+    outputs = _outputs(model, run)
+    return audit_ties(oracle, plain, outputs, reference, weights=weights) if outputs else _no_tokens(run.mode)
+
+
+def _plain(oracle: Oracle, model: RealModel, runs: Sequence[_Run], dtype: Any) -> Plain:
+    outputs = [one for run in runs for one in _outputs(model, run)]
+    return plain_of(oracle, outputs, [answer.logprobs for run in runs for answer in run.answers], dtype)
+
+
+def _joined(shown: Sequence[Plain]) -> Plain:
+    return Plain(
+        tuple(error for one in shown for error in one.errors),
+        tuple(place for one in shown for place in one.places),
+        max(one.spread for one in shown),
+        shown[0].source,
     )
-    if audit.verdict == EQUAL and not mode.startswith("plain") and num_drafted == 0:
-        audit = Audit(mode, NOT_TESTED, len(outputs), audit.num_tokens, 0, "no draft was verified")
-    seconds = time.perf_counter() - started
-    return Result(engine.version(), mode, weights, audit, num_forwards, num_drafted, num_kept, seconds)
 
 
-def _written(program: Program, folder: Path, weights: str, *, seed: int) -> Files:
-    """Only what an engine of that format reads."""
-    folder.mkdir()
-    files = Files(folder / "target", folder / "drafter", folder / "target.gguf", folder / "drafter.gguf")
-    drafter = program.drafter(AGREEMENT, seed=seed)
-    for one, where, gguf in (
-        (program, files.target, files.target_gguf),
-        (drafter, files.drafter, files.drafter_gguf),
-    ):
-        if weights in GGUF_TYPES:
-            export_gguf(Sentinel(one), gguf, kind=weights)
-        if weights in DTYPES:
-            export(Sentinel(one), where, dtype=weights)
-    return files
+def _outputs(model: RealModel, run: _Run) -> list[Output]:
+    return [ended(one, model.ends) for one in run.outputs]
+
+
+def _no_tokens(mode: str) -> Audit:
+    return Audit(mode, NOT_TESTED, 0, 0, 0, "no tokens to judge")
+
+
+def _described(sampling: Sampling) -> str:
+    if not sampling.temperature:
+        return "greedy"
+    filters = {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p")}
+    return ", ".join(
+        [f"temperature {sampling.temperature:g}", *(f"{k} {v:g}" for k, v in filters.items() if v is not None)]
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _sum(numbers: Sequence[int | None]) -> int | None:
@@ -135,29 +302,55 @@ def _sum(numbers: Sequence[int | None]) -> int | None:
 
 PAGE = """# Engines that nobody here wrote
 
-Each mode is asked the same greedy requests on a [sentinel](sentinel.md), whose next token is known by integers
-and leads by 10, and is judged by its tokens alone: EQUAL, BUG with the first wrong token, or NOT TESTED where
-nothing was drafted or where it does not run. The drafter agrees with the target in three contexts of five, so
-that drafts are kept and refused; for prompt lookup and n-gram modes some prompts repeat their own continuation,
-with tokens spoilt. *drafting* shows that drafts were really verified. An engine is installed by itself:
-`specbench engines NAME` says how.
+Every mode is asked the same requests and judged by its tokens alone.
+
+- On a [sentinel](sentinel.md) the next token is known by integers and leads by 10: EQUAL, or BUG with the first wrong
+  token. The drafter agrees with the target in three contexts of five, so that drafts are kept and refused; for prompt
+  lookup and n-gram modes some prompts repeat their own continuation, with tokens spoilt. Above temperature 0 the
+  tokens are held against the exact law behind each text; *would have shown* says how far off it could still be.
+- On a real model each token is held against an oracle in fp64 that reads the same text. A token's regret is how far
+  its logit lies below the best. NOISE needs every regret to be within a bound that comes from the errors of this
+  engine's plain decoding in all its shapes, and no more of them than plain decoding has. The drafter is the model
+  itself, rounded to 4 bits.
+- NOT TESTED: it refuses the mode, drafted nothing, or rounds otherwise than its plain decoding. An engine that raises,
+  dies or hangs in a mode is a BUG of that mode.
+
+*drafting* shows that drafts were really verified.
 """
 
 
-def page(results: Sequence[Result], command: str) -> str:
-    return "\n".join([PAGE, f"<!-- output of: {command} -->", *table(results), ""])
+def page(runs: Sequence[tuple[str, Sequence[Result]]]) -> str:
+    """runs: commands and what they found."""
+    parts = [PAGE]
+    for command, results in runs:
+        parts += ["## `" + command + "`", "", *table(results), ""]
+        parts += [line for one in results if one.smallest for line in _case(one)]
+    return "\n".join(parts)
+
+
+def results_of(data: Any, where: str) -> tuple[str, list[Result]]:
+    """What --json has written: the command and its results. ValueError where it is something else."""
+    try:
+        return str(data["command"]), [Result.from_fields(one) for one in data["engines"]]
+    except (KeyError, TypeError):
+        raise ValueError(f"{where} is not what `specbench engines --json` writes") from None
 
 
 def table(results: Sequence[Result]) -> list[str]:
     """Markdown lines."""
     lines = [
-        "| engine | weights | mode | verdict | tokens | drafting | s |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| engine | model | weights | sampling | mode | verdict | tokens | drafting | s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one in results:
-        note = "" if one.audit.verdict == EQUAL else f": {one.audit.sentence}"
+        says_enough = one.audit.verdict == EQUAL and one.sampling == "greedy" and not one.audit.facts
+        note = "" if says_enough else f": {one.audit.sentence}"
         lines.append(
-            f"| {one.engine} | {one.weights} | {one.mode} | {one.audit.verdict}{note} | {one.audit.num_tokens:,} | "
-            f"{one.drafting} | {one.seconds:.1f} |"
+            f"| {one.engine} | {one.model} | {one.weights} | {one.sampling} | {one.mode} | {one.audit.verdict}{note} | "
+            f"{one.audit.num_tokens:,} | {one.drafting} | {one.seconds:.1f} |"
         )
     return lines
+
+
+def _case(one: Result) -> list[str]:
+    return [f"{one.engine}, {one.mode}, {one.weights}: smallest case: {one.smallest}", ""]

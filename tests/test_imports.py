@@ -58,8 +58,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.probe",
         "specbench.redact",
     ),
-    ("specbench.claim_list", "specbench.engine_run", "specbench.gate", "specbench.own_bank"),
-    ("specbench.subjects",),
+    ("specbench.claim_list", "specbench.engine_models", "specbench.gate", "specbench.own_bank", "specbench.regret"),
+    ("specbench.engine_run", "specbench.subjects"),
     (
         "specbench.adversaries",
         "specbench.checks",
@@ -72,7 +72,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.naming",),
     ("specbench.judge",),
     ("specbench.control_run", "specbench.fault_run", "specbench.soak", "specbench.worker"),
-    ("specbench.fault_report", "specbench.isolation", "specbench.reports"),
+    ("specbench.engine_command", "specbench.fault_report", "specbench.isolation", "specbench.reports"),
     ("specbench.cli", "specbench.plugin", "specbench.suites"),
 )
 PACKAGES = tuple(

@@ -34,10 +34,20 @@ MODEL_TYPES = {
 GGUF_TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 
 
-def export(sentinel: Sentinel, folder: str | Path, *, dtype: str = "bf16", bits: int | None = None) -> Path:
+def export(
+    sentinel: Sentinel,
+    folder: str | Path,
+    *,
+    dtype: str = "bf16",
+    bits: int | None = None,
+    symbols: str = SYMBOLS,
+    num_unused: int = 0,
+) -> Path:
     """config.json, model.safetensors, a tokenizer and sentinel.json, the program. The folder must be new or empty.
 
     dtype: bf16, fp16 or fp32. bits: 8 or 4, weights rounded as `quantised` does and stored dequantised.
+    symbols: the text of tokens 0 to 15. num_unused: tokens behind BOS that the model never gives; with a law head their
+    logits are 0.
     """
     from safetensors.torch import save_file
 
@@ -46,13 +56,17 @@ def export(sentinel: Sentinel, folder: str | Path, *, dtype: str = "bf16", bits:
     weights = sentinel.weights() if bits is None else quantised(sentinel.weights(), bits)
     folder = _empty(Path(folder))
     stored = {name: one.to(DTYPES[dtype]).contiguous() for name, one in weights.items()}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in stored:
+            stored[name] = torch.cat([stored[name], stored[name].new_zeros(num_unused, stored[name].shape[1])])
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     special = {"bos_token_id": BOS, "eos_token_id": None, "pad_token_id": None}
-    _write(folder / "config.json", _config(sentinel, dtype) | special)
+    sizes = {"vocab_size": VOCAB_SIZE + num_unused}
+    _write(folder / "config.json", _config(sentinel, dtype) | special | sizes)
     _write(folder / "generation_config.json", special | {"do_sample": False})
-    _write(folder / "tokenizer.json", _tokenizer())
+    _write(folder / "tokenizer.json", _tokenizer(symbols, num_unused))
     _write(folder / "tokenizer_config.json", _tokenizer_config())
-    _write(folder / PROGRAM_FILE, _described(sentinel))
+    _write(folder / PROGRAM_FILE, _described(sentinel, symbols))
     return folder
 
 
@@ -144,13 +158,14 @@ def _config(sentinel: Sentinel, dtype: str) -> dict[str, object]:
     }
 
 
-def _tokenizer() -> dict[str, object]:
+def _tokenizer(symbols: str, num_unused: int) -> dict[str, object]:
     """What the tokenizers library reads: every character is looked up by itself, another one is an error."""
     bos = {
         "id": BOS, "content": BOS_TEXT, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
         "special": True,
     }  # fmt: skip
     special = {"SpecialToken": {"id": BOS_TEXT, "type_id": 0}}
+    unused = [f"<unused{idx}>" for idx in range(num_unused)]
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     return {
         "version": "1.0",
@@ -168,7 +183,7 @@ def _tokenizer() -> dict[str, object]:
         "decoder": {"type": "Fuse"},
         "model": {
             "type": "WordLevel",
-            "vocab": {**{symbol: idx for idx, symbol in enumerate(SYMBOLS)}, BOS_TEXT: BOS},
+            "vocab": {text: idx for idx, text in enumerate([*symbols, BOS_TEXT, *unused])},
             "unk_token": "",  # which is no token: a character outside the alphabet raises
         },
     }
@@ -183,7 +198,7 @@ def _tokenizer_config() -> dict[str, object]:
     }
 
 
-def _described(sentinel: Sentinel) -> dict[str, object]:
+def _described(sentinel: Sentinel, symbols: str) -> dict[str, object]:
     return {
         "schema": 1,
         "what": "s_0 = the tokens; s_{l+1}[t] = tables[l][s_l[t]][s_l[max(0, t - 2^l)]]; position 0 (BOS) stays BOS",
@@ -191,7 +206,7 @@ def _described(sentinel: Sentinel) -> dict[str, object]:
         "receptive_field": sentinel.program.receptive_field,
         "has_law": sentinel.has_law,
         "bos": BOS,
-        "symbols": SYMBOLS,
+        "symbols": symbols,
         "program": sentinel.program.as_json(),
     }
 

@@ -113,6 +113,20 @@ class Program:
             last[own][fetched] = (last[own][fetched] + 1 + draws.below(NUM_SYMBOLS - 1)) % NUM_SYMBOLS
         return replace(self, tables=(*self.tables[:-1], tuple(tuple(row) for row in last)))
 
+    def renamed(self, order: Sequence[int]) -> Program:
+        """The same program for a vocabulary in which symbol i is called order[i], at every layer."""
+        if sorted(order) != list(range(NUM_SYMBOLS)):
+            raise ValueError(f"order must hold each of 0 to {NUM_SYMBOLS - 1} once")
+        names = [*order, BOS]
+        old = sorted(range(VOCAB_SIZE), key=names.__getitem__)
+
+        def renamed(table: Table) -> Table:
+            """Row, column and entry: all three are states."""
+            return tuple(tuple(names[table[own][fetched]] for fetched in old) for own in old[: len(table)])
+
+        laws = tuple(tuple(self.law_logits[state][token] for token in old) for state in old)
+        return Program(tuple(renamed(table) for table in self.tables), names[self.first], laws)
+
     def agreement_with(self, target: Program) -> Fraction:
         """The probability that both give the same next token after uniformly random symbols, at least a field of them.
 

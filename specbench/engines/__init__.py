@@ -7,15 +7,22 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from specbench.engines.engine import Answer, Engine, Files, Missing
+from specbench.engines.engine import REFUSALS, Answer, Engine, Files, Missing, Mode, Request, Settings
+from specbench.engines.own import engine_in
 
-ENGINES = {"transformers": "hugging_face", "llama.cpp": "llama_cpp", "mlx-lm": "mlx_lm"}
+ENGINES = {
+    "transformers": "hugging_face",
+    "llama.cpp": "llama_cpp",
+    "mlx-lm": "mlx_lm",
+}
 
 
 def engine_named(name: str) -> Engine:
-    """name: one of ENGINES. KeyError for another; `Missing` says how to install what is not there."""
+    """name: one of ENGINES, or `./file.py:ATTRIBUTE` (`own.py`). KeyError for another."""
+    if ".py:" in name:
+        return engine_in(name)
     engine: Engine = import_module(f"specbench.engines.{ENGINES[name]}").ENGINE
     return engine
 
 
-__all__ = ["ENGINES", "Answer", "Engine", "Files", "Missing", "engine_named"]
+__all__ = ["ENGINES", "REFUSALS", "Answer", "Engine", "Files", "Missing", "Mode", "Request", "Settings", "engine_named"]

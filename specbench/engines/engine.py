@@ -12,6 +12,10 @@ class Missing(Exception):
     """The engine is not installed; the text is the command that installs it."""
 
 
+# What says that something cannot be asked for; whatever else an engine raises is a fault of it.
+REFUSALS = (ValueError, ImportError, NotImplementedError)
+
+
 @dataclass(frozen=True)
 class Mode:
     """One way of decoding. drafts: drafts are verified. as_plain: its numbers are rounded as plain decoding's are, so
@@ -80,11 +84,12 @@ class Answer:
 class Engine(Protocol):
     """requirements: what pip installs for it. weights: formats that it reads, the first is the default. modes: by name;
     those whose name begins with "plain" decode without drafts and differ in shape alone (batch, split of the prompt);
-    "plain" is the first."""
+    "plain" is the first. temperature_last: top_k, top_p and min_p look at the law of temperature 1."""
 
     requirements: tuple[str, ...]
     weights: tuple[str, ...]
     modes: Mapping[str, Mode]
+    temperature_last: bool
 
     def version(self) -> str:
         """Name and version; raises `Missing`."""

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specbench.engines.engine import Answer, Files, Missing
+from specbench.engines.engine import Answer, Files, Missing, Mode, Request, Settings
+
+_PREFILL_STEPS = {
+    "plain, short prefill": 7,
+    "plain, prefill of 1": 1,
+    "plain, prefill of 64": 64,
+    "draft model, short prefill": 7,
+}
 
 
 class _MlxLm:
-    modes = ("plain", "plain, 8-bit cache", "draft model", "draft model, 8 drafts", "draft model, short prefill")
-    formats = ("fp32", "fp16", "bf16")
+    requirements = ("mlx[cpu]==0.32.4", "mlx-lm==0.32.2")
+    weights = ("fp32", "fp16", "bf16")
+    temperature_last = True
+    modes: Mapping[str, Mode] = {
+        "plain": Mode(),
+        "plain, short prefill": Mode(),
+        "plain, prefill of 1": Mode(),
+        "plain, prefill of 64": Mode(),
+        "8-bit cache": Mode(as_plain=False),
+        "draft model": Mode(drafts=True),
+        "draft model, 8 drafts": Mode(drafts=True),
+        "draft model, short prefill": Mode(drafts=True),
+        "draft model, 8-bit cache": Mode(drafts=True, as_plain=False),
+    }
 
     def version(self) -> str:
         try:
@@ -19,29 +38,51 @@ class _MlxLm:
             raise Missing("pip install 'mlx[cpu]' mlx-lm") from None
         return f"mlx-lm {mlx_lm.__version__}"
 
-    def generate(
-        self, files: Files, requests: Sequence[tuple[tuple[int, ...], int]], *, mode: str, weights: str
-    ) -> Iterator[Answer]:
+    def generate(self, files: Files, requests: Sequence[Request], settings: Settings) -> Iterator[Answer]:
         import mlx.core as mx
         from mlx_lm.generate import generate_step, speculative_generate_step
+        from mlx_lm.sample_utils import make_sampler
         from mlx_lm.utils import load_model
 
         # Not `load`: it tries the tokenizer on words, and sixteen symbols hold none.
-        target: Any = load_model(files.target)[0]
+        mode = settings.mode
+        target, config = load_model(files.target)
         drafter: Any = load_model(files.drafter)[0] if mode.startswith("draft") else None
-        for prompt, num in requests:
-            ids = mx.array(prompt)
+        ends = config.get("eos_token_id")
+        options: dict[str, Any] = {"prefill_step_size": _PREFILL_STEPS.get(mode, 512)}
+        if mode.endswith("8-bit cache"):
+            options |= {"kv_bits": 8, "quantized_kv_start": 0}
+        if settings.temperature:
+            options["sampler"] = make_sampler(
+                settings.temperature, settings.top_p or 0.0, settings.min_p or 0.0, top_k=settings.top_k or 0
+            )
+        for number, request in enumerate(requests):
+            mx.random.seed(settings.seed + number)
+            ids, num = mx.array(request.prompt), request.max_new_tokens
             if drafter is None:
-                options: dict[str, Any] = {"kv_bits": 8, "quantized_kv_start": 0} if "cache" in mode else {}
-                said = [int(token) for token, _ in generate_step(ids, target, max_tokens=num, **options)]
-                yield Answer(tuple(said[:num]))
-                continue
-            options = {"num_draft_tokens": 8 if "8 drafts" in mode else 3}
-            if "short prefill" in mode:
-                options["prefill_step_size"] = 7
-            steps = list(speculative_generate_step(ids, target, drafter, max_tokens=num, **options))[:num]
-            kept = sum(bool(from_draft) for _, _, from_draft in steps)
-            yield Answer(tuple(int(token) for token, _, _ in steps), num_forwards=len(steps) - kept)
+                steps: Any = ((*one, None) for one in generate_step(ids, target, max_tokens=num, **options))
+            else:
+                drafts = 8 if "8 drafts" in mode else 3
+                steps = speculative_generate_step(
+                    ids, target, drafter, max_tokens=num, num_draft_tokens=drafts, **options
+                )
+            tokens, places, num_kept = [], [], 0
+            for token, logprobs, from_draft in steps:
+                if len(tokens) == num:
+                    break
+                tokens.append(int(token))
+                places.append(_told(mx, logprobs, int(token)))
+                num_kept += bool(from_draft)
+                if tokens[-1] in (ends if isinstance(ends, list) else [ends]):
+                    break
+            forwards = None if drafter is None else len(tokens) - num_kept
+            yield Answer(tuple(tokens), num_forwards=forwards, logprobs=tuple(places))
+
+
+def _told(mx: Any, logprobs: Any, token: int) -> tuple[tuple[int, float], ...]:
+    row = logprobs.astype(mx.float32)
+    best = mx.argpartition(-row, 2)[:2].tolist()
+    return tuple((one, float(row[one])) for one in dict.fromkeys([*best, token]))
 
 
 ENGINE = _MlxLm()
