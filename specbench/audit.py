@@ -7,6 +7,7 @@ had written so far, so that one wrong token is counted once and does not make th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from specbench.reference.sentinel import BOS, Program, prompts_for
 from specbench.types import Sampling
 
 LOOK_EVERY = 50  # draws
+MARGIN, LEAST_MARGIN = 10, 9.0  # of a sentinel's logits; what is left of it in the worst of precisions
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,15 @@ class Request:
 @dataclass(frozen=True)
 class Output:
     """What it said. mode: a name for how the engine decoded, judged apart from other modes. max_new_tokens: as asked
-    for, None where that is not known."""
+    for, None where that is not known. logprobs: of each token's place (token, log probability), the two likeliest
+    first; empty where it does not say."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     name: str = ""
     mode: str = ""
     max_new_tokens: int | None = None
+    logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ def requests_for(program: Program, symbols: str, *, max_new_tokens: int, seed: i
 def audit_greedy(program: Program, outputs: Iterable[Output]) -> list[Audit]:
     """Every token must be the program's, and there must be as many as were asked for; a sentinel never ends by itself.
 
-    EQUAL or BUG for each mode, NOT TESTED for one without tokens. There is no NOISE: the program's token leads by 10.
+    EQUAL or BUG for each mode, NOT TESTED for one without tokens. There is no NOISE: the program's token leads by 10,
+    and where logprobs are shown it must lead there by 9.
     """
     return [_audit_mode(program, mode, some) for mode, some in _by_mode(outputs).items()]
 
@@ -176,6 +181,8 @@ def _audit_mode(program: Program, mode: str, outputs: Sequence[Output]) -> Audit
             num_tokens += 1
             if token != right:
                 wrong.append(f"{name}, token {place}: {token}, must be {right}")
+            elif (margin := _shown_margin(one, place)) < LEAST_MARGIN:
+                wrong.append(f"{name}, token {place}: {token} leads by {margin:.2f}, must lead by {MARGIN}")
         if early := _ends_early(one):
             wrong.append(f"{name} {early}")
     if not num_tokens and not wrong:
@@ -230,6 +237,12 @@ def _behind(program: Program, one: Output) -> Iterator[tuple[int, int]]:
     tokens = _readable(one)
     states = program.states([*one.prompt, *tokens[:-1]])[-1] if tokens else []
     yield from zip(tokens, states[len(one.prompt) - 1 :], strict=True)
+
+
+def _shown_margin(one: Output, place: int) -> float:
+    """inf where it does not say."""
+    told = one.logprobs[place] if place < len(one.logprobs) else ()
+    return told[0][1] - told[1][1] if len(told) > 1 and told[0][0] == one.tokens[place] else math.inf
 
 
 def _readable(one: Output) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,9 @@ def ended(output: Output, ends: Sequence[int]) -> Output:
         return output
     if output.tokens and output.tokens[-1] in ends:
         return output
-    return Output(output.prompt, (*output.tokens, ends[0]), output.name, output.mode, output.max_new_tokens)
+    # The place of the end has no logprobs then: an empty one keeps the others in step.
+    logprobs = (*output.logprobs, ()) if output.logprobs else ()
+    return replace(output, tokens=(*output.tokens, ends[0]), logprobs=logprobs)
 
 
 def _files(folder: Path, symbols: str) -> Files:

@@ -166,7 +166,7 @@ class _Runs:
             if len(answers) != len(requests):
                 raised = f"gave {len(answers)} answers to {len(requests)} requests"
         outputs = tuple(
-            Output(one.prompt, answer.tokens, name, mode, one.max_new_tokens)
+            Output(one.prompt, answer.tokens, name, mode, one.max_new_tokens, answer.logprobs)
             for (name, one), answer in zip(requests.items(), answers, strict=False)
         )
         return _Run(mode, outputs, tuple(answers), refused, raised, time.perf_counter() - started)
@@ -262,7 +262,7 @@ def _tied(
 
 def _plain(oracle: Oracle, model: RealModel, runs: Sequence[_Run], dtype: Any) -> Plain:
     outputs = [one for run in runs for one in _outputs(model, run)]
-    return plain_of(oracle, outputs, [answer.logprobs for run in runs for answer in run.answers], dtype)
+    return plain_of(oracle, outputs, dtype)
 
 
 def _joined(shown: Sequence[Plain]) -> Plain:

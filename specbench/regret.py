@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,10 +96,12 @@ class Oracle:
     def spread(self, prompt: Sequence[int], tokens: Sequence[int]) -> float:
         return float(self.rows(prompt, tokens).std())
 
-    def shown_errors(self, prompt: Sequence[int], tokens: Sequence[int], logprobs: Sequence[Any]) -> list[float]:
+    def shown_errors(self, output: Output) -> list[float]:
         """Of the logits' difference between the first two tokens that the engine tells of each place."""
+        if not output.tokens or len(output.logprobs) != len(output.tokens):
+            return []
         errors = []
-        for row, told in zip(self.rows(prompt, tokens) if tokens else (), logprobs, strict=True):
+        for row, told in zip(self.rows(output.prompt, output.tokens), output.logprobs, strict=True):
             if len(told) > 1:
                 (one, mine), (other, its) = told[:2]
                 errors.append(abs((mine - its) - float(row[one] - row[other])))
@@ -134,23 +135,19 @@ class Oracle:
         return torch.cat(parts)[-num:]
 
 
-def plain_of(
-    oracle: Oracle, outputs: Iterable[Output], logprobs: Iterable[Sequence[Any]], dtype: torch.dtype | None
-) -> Plain:
-    """Of an engine's plain decoding in all its shapes; logprobs as `Answer` has them, one entry an output.
+def plain_of(oracle: Oracle, outputs: Sequence[Output], dtype: torch.dtype | None) -> Plain:
+    """Of an engine's plain decoding in all its shapes.
 
     dtype: of our own forward, whose errors stand in where the engine shows none; None where there is none like it.
     """
     errors: list[float] = []
     places: list[Place] = []
     spreads: list[float] = []
-    outputs = list(outputs)
-    for one, told in zip(outputs, logprobs, strict=True):
+    for one in outputs:
         places += oracle.places(one.prompt, one.tokens)
         if one.tokens:
             spreads.append(oracle.spread(one.prompt, one.tokens))
-        if len(told) == len(one.tokens):
-            errors += oracle.shown_errors(one.prompt, one.tokens, told)
+        errors += oracle.shown_errors(one)
     source = "its own logprobs"
     if len(errors) < FEWEST_ERRORS and dtype is not None:
         source = "our forward in its dtype"
@@ -234,6 +231,10 @@ def audit_ties(
         f"{len(left)} of {num_tokens} tokens are not the oracle's (plain decoding: {facts['plain_left']} of "
         f"{len(plain.places)}), the largest regret is {worst.regret:.2g} of {bound:.2g} allowed"
     )
+    shown = max((error for one in outputs for error in oracle.shown_errors(one)), default=0.0)
+    facts["worst_shown_error"] = shown
+    if shown > bound and not beyond:
+        beyond.append((shown, f"its logprobs are {shown:.2g} off the oracle's"))
     if beyond:
         beyond.sort(reverse=True)
         what = f"{counted(len(beyond), 'token')} of {num_tokens} beyond the bound of {bound:.2g}"

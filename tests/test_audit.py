@@ -251,3 +251,14 @@ def test_wrong_words_get_one_sentence(
     code = cli.main(["sentinel", *words.format(folder=folder, said=file).split()])
     assert code == 2
     assert REFUSED[words] in capsys.readouterr().err
+
+
+def test_a_token_that_leads_by_too_little_is_wrong_however_right_it_is() -> None:
+    prompt = (BOS, 3, 1, 4)
+    tokens = tuple(PROGRAM.continuation(prompt, 3))
+    shown = [((token, -0.1), ((token + 1) % 16, -10.1)) for token in tokens]
+    assert audit_greedy(PROGRAM, [Output(prompt, tokens, logprobs=tuple(shown))])[0].verdict == EQUAL
+    shown[1] = ((tokens[1], -0.1), (5, -4.1))
+    (audit,) = audit_greedy(PROGRAM, [Output(prompt, tokens, "mixed", logprobs=tuple(shown))])
+    assert audit.verdict == BUG
+    assert f"mixed, token 1: {tokens[1]} leads by 4.00, must lead by 10" in audit.sentence

@@ -54,21 +54,19 @@ class Noisy:
         return tuple(tokens), told
 
 
-def outputs_of(engine: Noisy, mode: str) -> tuple[list[Output], list[list[list[tuple[int, float]]]]]:
+def outputs_of(engine: Noisy, mode: str) -> list[Output]:
     answers = [engine.answer(prompt) for prompt in PROMPTS]
-    outputs = [
-        Output(prompt, tokens, f"prompt {idx}", mode, NUM)
-        for idx, (prompt, (tokens, _)) in enumerate(zip(PROMPTS, answers, strict=True))
+    return [
+        Output(prompt, tokens, f"prompt {idx}", mode, NUM, tuple(tuple(one) for one in told))
+        for idx, (prompt, (tokens, told)) in enumerate(zip(PROMPTS, answers, strict=True))
     ]
-    return outputs, [told for _, told in answers]
 
 
 @cache
 def plain_shapes(oracle: Oracle) -> tuple[list[Output], Plain]:
     """The first shape's outputs, and what four of them show."""
     shapes = [outputs_of(Noisy(oracle, seed), "plain") for seed in range(4)]
-    outputs = [one for some, _ in shapes for one in some]
-    return shapes[0][0], plain_of(oracle, outputs, [one for _, told in shapes for one in told], None)
+    return shapes[0], plain_of(oracle, [one for some in shapes for one in some], None)
 
 
 def test_errors_are_those_of_the_difference_of_two_logits(oracle: Oracle) -> None:
@@ -102,7 +100,7 @@ def test_the_oracle_is_the_forward_of_transformers(oracle: Oracle) -> None:
 @pytest.mark.parametrize("seed", range(10, 16))
 def test_plain_decoding_of_another_shape_is_noise_and_never_a_bug(oracle: Oracle, seed: int) -> None:
     reference, plain = plain_shapes(oracle)
-    outputs, _ = outputs_of(Noisy(oracle, seed), "plain, batch")
+    outputs = outputs_of(Noisy(oracle, seed), "plain, batch")
     audit = audit_ties(oracle, plain, outputs, reference)
     assert audit.verdict == NOISE
     assert audit.facts["worst_regret"] < audit.facts["bound"] < 1.5
@@ -117,7 +115,7 @@ def test_the_same_tokens_are_equal(oracle: Oracle) -> None:
 
 def test_a_draft_that_is_kept_once_in_fifty_rounds_is_a_bug(oracle: Oracle) -> None:
     reference, plain = plain_shapes(oracle)
-    outputs, _ = outputs_of(Noisy(oracle, 20, draft_every=50, rank=2), "draft model")
+    outputs = outputs_of(Noisy(oracle, 20, draft_every=50, rank=2), "draft model")
     audit = audit_ties(oracle, plain, outputs, reference, weights="bf16")
     assert audit.verdict == BUG
     assert "beyond the bound of" in audit.sentence
@@ -137,29 +135,37 @@ def test_small_regrets_that_come_too_often_are_a_bug(oracle: Oracle) -> None:
             return tuple(tokens), []
 
     reference, plain = plain_shapes(oracle)
-    outputs, _ = outputs_of(Sloppy(oracle, 0), "draft model")
+    outputs = outputs_of(Sloppy(oracle, 0), "draft model")
     audit = audit_ties(oracle, plain, outputs, reference)
     assert audit.facts["worst_regret"] < audit.facts["bound"]
     assert audit.verdict == BUG
     assert "more often than if its errors were 1.5 times plain decoding's" in audit.sentence
 
 
+def test_right_tokens_with_wrong_logprobs_are_a_bug(oracle: Oracle) -> None:
+    reference, plain = plain_shapes(oracle)
+    wrong = tuple(((best, 0.0), (second, -9.0)) for (best, _), (second, _) in reference[0].logprobs)
+    audit = audit_ties(oracle, plain, [replace(reference[0], logprobs=wrong), *reference[1:]], reference)
+    assert audit.verdict == BUG
+    assert "its logprobs are" in audit.sentence
+
+
 def test_an_engine_with_other_weights_is_not_accused_but_not_tested(oracle: Oracle) -> None:
     shapes = [outputs_of(Noisy(oracle, seed, scale=1.5), "plain") for seed in range(2)]
-    outputs = [one for some, _ in shapes for one in some]
-    plain = plain_of(oracle, outputs, [one for _, told in shapes for one in told], None)
-    audit = audit_ties(oracle, plain, shapes[0][0], shapes[0][0])
+    plain = plain_of(oracle, [one for some in shapes for one in some], None)
+    audit = audit_ties(oracle, plain, shapes[0], shapes[0])
     assert audit.verdict == NOT_TESTED
     assert "its weights are other ones" in audit.sentence
 
 
 def test_without_logprobs_our_forward_in_its_dtype_shows_the_errors(oracle: Oracle) -> None:
     reference, shown = plain_shapes(oracle)
-    plain = plain_of(oracle, reference, [[] for _ in reference], torch.bfloat16)
+    hidden = [replace(one, logprobs=()) for one in reference]
+    plain = plain_of(oracle, hidden, torch.bfloat16)
     assert plain.source == "our forward in its dtype"
     assert len(plain.errors) == 4 * len(PROMPTS) * NUM
     assert 1e-3 < plain.rms < 0.2
-    none = plain_of(oracle, reference, [[] for _ in reference], None)
+    none = plain_of(oracle, hidden, None)
     assert audit_ties(oracle, none, reference, reference).verdict == NOT_TESTED
     assert len(shown.errors) > 0
 
