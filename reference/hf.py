@@ -7,6 +7,7 @@ is no batching over caches and no generation loop.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -78,6 +79,10 @@ class HFModel:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, **_choices(config, attention))
         randomise(model, torch.Generator().manual_seed(seed))
         return cls(model)
+
+    def to(self, dtype: torch.dtype) -> HFModel:
+        """A copy whose weights are converted, rounded where dtype holds fewer digits."""
+        return HFModel(copy.deepcopy(self.model).to(dtype))
 
     @property
     def _type(self) -> ModelType:

@@ -23,6 +23,7 @@ from specbench.reference.sentinel import BOS, Program, prompts_for
 from specbench.types import Sampling
 
 LOOK_EVERY = 50  # draws
+IMPOSSIBLE = 1e-12  # a probability that no draw of a run meets: BOS has 1e-30 where nothing is filtered
 MARGIN, LEAST_MARGIN = 10, 9.0  # of a sentinel's logits; what is left of it in the worst of precisions
 
 
@@ -108,7 +109,8 @@ def audit_sampled(
     """
     modes = _by_mode(outputs)
     laws = laws_of(program, sampling, temperature_last=temperature_last)
-    return [_audit_law(program, mode, some, laws.tolist(), alpha / len(modes)) for mode, some in modes.items()]
+    tied = tied_states(program, laws)
+    return [_audit_law(program, mode, some, laws.tolist(), tied, alpha / len(modes)) for mode, some in modes.items()]
 
 
 def laws_of(program: Program, sampling: Sampling, *, temperature_last: bool) -> Tensor:
@@ -118,6 +120,17 @@ def laws_of(program: Program, sampling: Sampling, *, temperature_last: bool) -> 
         return probs(rows, sampling)
     filtered = probs(rows, replace(sampling, temperature=1.0)).log()
     return (filtered / sampling.temperature).softmax(dim=-1)
+
+
+def tied_states(program: Program, laws: Tensor) -> frozenset[int]:
+    """States where a filter's edge falls on tokens with equal logits: it may as rightly keep the one as the other, or
+    both."""
+    found = set()
+    for state, row in enumerate(program.law_logits):
+        kept = [logit for logit, mass in zip(row, laws[state].tolist(), strict=True) if mass > 0]
+        if len(kept) < len(row) and row.count(min(kept)) > 1:
+            found.add(state)
+    return frozenset(found)
 
 
 def read_outputs(file: str | Path, symbols: str) -> list[Output]:
@@ -194,12 +207,21 @@ def _audit_mode(program: Program, mode: str, outputs: Sequence[Output]) -> Audit
     return Audit(mode, BUG, len(outputs), num_tokens, len(wrong), sentence)
 
 
-def _audit_law(program: Program, mode: str, outputs: Sequence[Output], laws: list[list[float]], alpha: float) -> Audit:
+def _audit_law(
+    program: Program,
+    mode: str,
+    outputs: Sequence[Output],
+    laws: list[list[float]],
+    tied: frozenset[int],
+    alpha: float,
+) -> Audit:
     test = LawTest(laws, alpha=alpha)
     for number, one in enumerate(outputs, start=1):
         name = one.name or f"output {number}"
         for place, (token, state) in enumerate(_behind(program, one)):
-            if not 0 <= token < len(laws[state]) or not laws[state][token]:
+            if 0 <= token < BOS and state in tied:
+                continue
+            if not 0 <= token < len(laws[state]) or laws[state][token] < IMPOSSIBLE:
                 sentence = f"{name}, token {place}: {token}, which has no probability there"
                 return Audit(mode, BUG, len(outputs), test.num_draws, 1, sentence)
             test.note(state, token)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import specbench
-from specbench import engine_command, models
+from specbench import engine_command, models, server_command
 
 SUITE = "specbench.suites.consistency"
 READER_LEFT = 141  # 128 + SIGPIPE
@@ -291,6 +291,10 @@ def engines(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return engine_command.run(args)
 
 
+def server(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    return server_command.run(args)
+
+
 def usage(args: argparse.Namespace, pytest_args: list[str]) -> int:
     args.parser.print_help()
     return 2
@@ -446,6 +450,10 @@ def _parser() -> _Parser:
     one = commands.add_parser("engines", help="engines that others wrote, on a sentinel", allow_abbrev=False)
     engine_command.add_options(one, _count)
     one.set_defaults(run=engines, parser=one)
+
+    one = commands.add_parser("server", help="a running server, on a sentinel or a real model", allow_abbrev=False)
+    server_command.add_options(one, _count)
+    one.set_defaults(run=server, parser=one)
     return parser
 
 

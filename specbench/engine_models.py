@@ -20,6 +20,7 @@ from specbench.reference.sentinel import (
     BOS,
     DTYPES,
     GGUF_TYPES,
+    GGUF_VARIANTS,
     SYMBOLS,
     VARIANTS,
     Program,
@@ -64,7 +65,8 @@ class SentinelModel:
             (drafter, files.drafter, files.drafter_gguf),
         ):
             one = Sentinel(program, self.variant, self.has_law)
-            if weights in GGUF_TYPES:
+            # bf16 is a format of both; what no GGUF can hold is written as a folder alone.
+            if weights in GGUF_TYPES and (weights not in DTYPES or self.variant in GGUF_VARIANTS):
                 export_gguf(one, gguf, kind=weights)
             if weights in DTYPES:
                 export(one, where, dtype=weights)
@@ -85,13 +87,13 @@ class RealModel:
         found = models.find_model(name)
         if found is None:
             raise models.ModelError(f"{name} is not fetched: run `{models.MODELS[name].fetch_command}`")
-        self.name, self._folder = found.name, Path(found.path)
-        self._gguf = _gguf_of(name, self._folder)
+        self.name, self.folder = found.name, Path(found.path)
+        self._gguf = _gguf_of(name, self.folder)
         self.formats = (*DTYPES, self._gguf[0])
         from transformers import AutoTokenizer
 
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
-        config = json.loads((self._folder / "config.json").read_text("utf-8"))
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
+        config = json.loads((self.folder / "config.json").read_text("utf-8"))
         ends = config.get("eos_token_id")
         self.ends = tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
         self._num_prompts = num_prompts
@@ -130,10 +132,10 @@ class RealModel:
         from safetensors.torch import load_file, save_file
 
         where.mkdir()
-        for file in self._folder.iterdir():
+        for file in self.folder.iterdir():
             if file.suffix not in (".safetensors", ".gguf"):
                 shutil.copyfile(file, where / file.name)
-        for file in self._folder.glob("*.safetensors"):
+        for file in self.folder.glob("*.safetensors"):
             weights = load_file(file)
             if bits is not None:
                 matrices = {name: one.float() for name, one in weights.items() if one.dim() == 2}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -60,10 +60,13 @@ class Plain:
 
 
 class Oracle:
-    """The model of a folder in float64, over whole texts. The last texts it has seen cost nothing."""
+    """The model of a folder in float64, over whole texts. The last texts it has seen cost nothing.
 
-    def __init__(self, folder: str | Path) -> None:
-        self._folder = folder
+    weights: rounded to this dtype before, as the engine does that loads them so.
+    """
+
+    def __init__(self, folder: str | Path, *, weights: torch.dtype | None = None) -> None:
+        self._folder, self._weights = folder, weights
         self._models: dict[torch.dtype, LanguageModel] = {}
         self._seen: OrderedDict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = OrderedDict()
 
@@ -108,23 +111,22 @@ class Oracle:
         return errors
 
     def own_errors(self, prompt: Sequence[int], tokens: Sequence[int], dtype: torch.dtype) -> list[float]:
-        """The same of our forward in another dtype, in four shapes: whole, in blocks of 32 and of 5, and one by one."""
-        if not tokens:
-            return []
-        right, text = self.rows(prompt, tokens), [*prompt, *tokens[:-1]]
-        best = right.topk(2, dim=-1).indices
-        errors = []
+        """The same of our forward in another dtype."""
+        right = self.rows(prompt, tokens)
+        return [error for rows in self.own_rows(prompt, tokens, dtype) for error in _errors(rows, right)]
+
+    def own_rows(self, prompt: Sequence[int], tokens: Sequence[int], dtype: torch.dtype) -> Iterator[Tensor]:
+        """Like `rows`, of our forward in another dtype, in four shapes: whole, in blocks of 32 and of 5, one by one."""
         for block in (0, 32, 5, 1):
-            rows = self._forward(dtype, text, len(tokens), block=block)
-            difference = (rows - right).gather(-1, best)
-            errors += (difference[:, 0] - difference[:, 1]).abs().tolist()
-        return errors
+            yield self._forward(dtype, [*prompt, *tokens[:-1]], len(tokens), block=block)
 
     @torch.no_grad()
     def _forward(self, dtype: torch.dtype, text: list[int], num: int, *, block: int = 0) -> Tensor:
         """The last `num` rows; in blocks of that many tokens behind what comes before them, 0: all at once."""
         if dtype not in self._models:
-            self._models[dtype] = load_checkpoint(str(self._folder), dtype)
+            rounded = self._weights if self._weights is not None and dtype == torch.float64 else dtype
+            model = load_checkpoint(str(self._folder), rounded)
+            self._models[dtype] = model if rounded == dtype else model.to(dtype)
         model = self._models[dtype]
         if not block:
             return model.logits(text)[-num:].double()
@@ -152,8 +154,26 @@ def plain_of(oracle: Oracle, outputs: Sequence[Output], dtype: torch.dtype | Non
     if len(errors) < FEWEST_ERRORS and dtype is not None:
         source = "our forward in its dtype"
         distinct = dict.fromkeys((one.prompt, one.tokens) for one in outputs)
-        errors = [error for prompt, tokens in distinct for error in oracle.own_errors(prompt, tokens, dtype)]
+        errors = [error for prompt, tokens in distinct if tokens for error in oracle.own_errors(prompt, tokens, dtype)]
     return Plain(tuple(errors), tuple(places), sum(spreads) / max(1, len(spreads)), source)
+
+
+def plain_in(oracle: Oracle, outputs: Sequence[Output], dtype: torch.dtype) -> Plain:
+    """What our own forward in that dtype shows on the texts of an engine that cannot be asked to decode plainly: its
+    errors, and how often its best token is not the oracle's."""
+    errors: list[float] = []
+    places: list[Place] = []
+    told = [one for one in outputs if one.tokens]
+    for one in told:
+        right, judged = oracle.rows(one.prompt, one.tokens), oracle.places(one.prompt, one.tokens)
+        for rows in oracle.own_rows(one.prompt, one.tokens, dtype):
+            errors += _errors(rows, right)
+            best = rows.argmax(dim=-1)
+            regrets = right.max(dim=-1).values - right.gather(-1, best[:, None])[:, 0]
+            pairs = zip(judged, best.tolist(), regrets.tolist(), strict=True)
+            places += [replace(place, token=token, regret=regret) for place, token, regret in pairs]
+    spread = max((oracle.spread(one.prompt, one.tokens) for one in told), default=0.0)
+    return Plain(tuple(errors), tuple(places), spread, "our forward in its dtype")
 
 
 def bound_of(errors: Sequence[float], num_tokens: int, *, alpha: float = ALPHA) -> float:
@@ -248,6 +268,12 @@ def audit_ties(
         return Audit(mode, EQUAL, len(outputs), num_tokens, 0, what, facts)
     what = f"{num_equal} of {len(outputs)} outputs are plain decoding's; {left_by}"
     return Audit(mode, NOISE, len(outputs), num_tokens, 0, what, facts)
+
+
+def _errors(rows: Tensor, right: Tensor) -> list[float]:
+    """Of the difference between the two best logits. Both float64 [S, V]."""
+    difference = (rows - right).gather(-1, right.topk(2, dim=-1).indices)
+    return (difference[:, 0] - difference[:, 1]).abs().tolist()
 
 
 def _rates(places: Sequence[Place], rms: float) -> list[tuple[int, int]]:

@@ -262,3 +262,27 @@ def test_a_token_that_leads_by_too_little_is_wrong_however_right_it_is() -> None
     (audit,) = audit_greedy(PROGRAM, [Output(prompt, tokens, "mixed", logprobs=tuple(shown))])
     assert audit.verdict == BUG
     assert f"mixed, token 1: {tokens[1]} leads by 4.00, must lead by 10" in audit.sentence
+
+
+def test_a_bos_in_the_middle_is_wrong_although_its_probability_is_not_zero() -> None:
+    """vLLM's CPU build gave it once it drew from memory that nobody had written."""
+    prompt = (BOS, 3, 1, 4)
+    (audit,) = audit_sampled(PROGRAM, [Output(prompt, (BOS,), "lost")], Sampling(1.0))
+    assert audit.verdict == BUG
+    assert "lost, token 0: 16, which has no probability there" in audit.sentence
+
+
+def test_either_of_two_tokens_that_tie_at_a_filters_edge_may_be_drawn() -> None:
+    """Logits 8, 4, 4, 0 ... in eighths and top_k 2: the second place is that of either."""
+    rows = [[0] * 17 for _ in range(17)]
+    for state, row in enumerate(rows):
+        row[state % 16], row[(state + 1) % 16], row[(state + 2) % 16], row[BOS] = 8, 4, 4, -512
+    program = replace(PROGRAM, law_logits=tuple(tuple(row) for row in rows))
+    context, tokens = [BOS, 3, 1, 4], []
+    for at in range(300):
+        state = program.states(context)[-1][-1]
+        tokens.append((state + at % 3) % 16)
+        context.append(tokens[-1])
+    outputs = [Output((BOS, 3, 1, 4), tuple(tokens))]
+    assert audit_sampled(program, outputs, Sampling(1.0, top_k=2))[0].verdict == NOT_TESTED
+    assert audit_sampled(program, outputs, Sampling(1.0, top_k=1))[0].verdict == BUG

@@ -72,7 +72,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.naming",),
     ("specbench.judge",),
     ("specbench.control_run", "specbench.fault_run", "specbench.soak", "specbench.worker"),
-    ("specbench.engine_command", "specbench.fault_report", "specbench.isolation", "specbench.reports"),
+    (
+        "specbench.engine_command",
+        "specbench.fault_report",
+        "specbench.isolation",
+        "specbench.reports",
+        "specbench.server_command",
+    ),
     ("specbench.cli", "specbench.plugin", "specbench.suites"),
 )
 PACKAGES = tuple(

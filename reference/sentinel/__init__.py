@@ -3,6 +3,7 @@
 from specbench.reference.sentinel.export import (
     DTYPES,
     GGUF_TYPES,
+    GGUF_VARIANTS,
     SYMBOLS,
     check_gguf,
     export,
@@ -25,6 +26,7 @@ __all__ = [
     "BOS",
     "DTYPES",
     "GGUF_TYPES",
+    "GGUF_VARIANTS",
     "SYMBOLS",
     "VARIANTS",
     "Layout",

@@ -31,6 +31,7 @@ MODEL_TYPES = {
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "gemma": ("gemma", "GemmaForCausalLM"),
 }
+GGUF_VARIANTS = tuple(variant for variant, (model_type, _) in MODEL_TYPES.items() if model_type == "llama")
 GGUF_TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 
 
@@ -140,7 +141,7 @@ def check_gguf(sentinel: Sentinel, kind: str) -> None:
         raise ValueError("writing a GGUF file needs the package gguf: pip install 'gguf>=0.17'")
     if kind not in GGUF_TYPES:
         raise ValueError(f"kind = {kind!r} must be one of {', '.join(GGUF_TYPES)}")
-    if MODEL_TYPES[sentinel.variant][0] != "llama":
+    if sentinel.variant not in GGUF_VARIANTS:
         raise ValueError(f"variant = {sentinel.variant!r} must be llama, gqa or tied to be written as GGUF")
 
 

@@ -14,6 +14,7 @@ ENGINES = {
     "transformers": "hugging_face",
     "llama.cpp": "llama_cpp",
     "mlx-lm": "mlx_lm",
+    "vllm": "vllm",
 }
 
 

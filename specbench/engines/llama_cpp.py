@@ -47,6 +47,8 @@ class _LlamaCpp:
     def generate(self, files: Files, requests: Sequence[Request], settings: Settings) -> Iterator[Answer]:
         import xllamacpp
 
+        if not files.target_gguf.is_file():
+            raise ValueError("there is no GGUF file of this variant of the sentinel")
         slots = _NUM_SLOTS if settings.mode.endswith("slots") else 1
         server = xllamacpp.Server(_params(files, settings.mode, slots))
         sampling: dict[str, Any] = {
