@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import specbench
 from specbench import engine_command, models, server_command
+from specbench.profiles import PROFILES
 
 SUITE = "specbench.suites.consistency"
 READER_LEFT = 141  # 128 + SIGPIPE
@@ -240,6 +241,8 @@ def sentinel_export(args: argparse.Namespace, pytest_args: list[str]) -> int:
             twin = sentinel.Sentinel(drafter, args.variant, args.law)
             where = sentinel.export(twin, args.folder / "drafter", dtype=args.dtype)
             print(f"{where}: its drafter, the same next token after {drafter.agreement_with(program)} of contexts")
+            if args.gguf is not None:
+                print(sentinel.export_gguf(twin, where / "sentinel.gguf", kind=args.gguf))
     except (ValueError, OSError) as error:
         return _refused(error)
     return 0
@@ -293,6 +296,36 @@ def engines(args: argparse.Namespace, pytest_args: list[str]) -> int:
 
 def server(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return server_command.run(args)
+
+
+def drafters(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench.drafters import run as drafter_run
+    from specbench.record import BUG
+
+    found, is_whole = [], True
+    try:
+        _open_once(args.markdown)
+        target = None if args.model == "none" else models.find_model(args.model)
+        if target is None and args.model != "none":
+            raise models.ModelError(f"{args.model} is not fetched: run `{models.MODELS[args.model].fetch_command}`")
+        profile = None if args.no_claims else PROFILES[args.profile]
+        for one in drafter_run.run_drafters(
+            args.names or None,
+            target_folder=None if target is None else target.path,
+            max_new_tokens=args.max_new_tokens,
+            profile=profile,
+            seed=args.seed,
+            tell=lambda line: print(line, flush=True),
+        ):
+            found.append(one)
+    except KeyboardInterrupt:
+        is_whole = False
+    except (ValueError, OSError) as error:
+        return _refused(error)
+    if args.markdown:
+        words = ["specbench", "drafters", *args.names]
+        args.markdown.write_text(drafter_run.page(found, shlex.join(words)), encoding="utf-8")
+    return int(any(BUG in one.verdicts.values() for one in found)) if is_whole else INTERRUPTED
 
 
 def usage(args: argparse.Namespace, pytest_args: list[str]) -> int:
@@ -454,6 +487,18 @@ def _parser() -> _Parser:
     one = commands.add_parser("server", help="a running server, on a sentinel or a real model", allow_abbrev=False)
     server_command.add_options(one, _count)
     one.set_defaults(run=server, parser=one)
+
+    one = commands.add_parser("drafters", help="drafters that others wrote", allow_abbrev=False)
+    one.add_argument("names", nargs="*", metavar="NAME", help="of the drafter; none: all of them")
+    one.add_argument(
+        "--model", default="smollm2", metavar="MODEL", help="acceptance is measured on (default smollm2), or none"
+    )
+    one.add_argument("--profile", choices=PROFILES, default="standard", help="of the claims (default standard)")
+    one.add_argument("--no-claims", action="store_true", help="measure acceptance alone")
+    one.add_argument("--max-new-tokens", type=_count, default=24, metavar="N", help="of each text (default 24)")
+    one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the claims (default 0)")
+    one.add_argument("--markdown", type=Path, metavar="FILE", help="the results as a page: docs/drafters.md")
+    one.set_defaults(run=drafters, parser=one)
     return parser
 
 

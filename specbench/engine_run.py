@@ -40,6 +40,7 @@ class Result:
     num_drafted: int | None
     num_kept: int | None
     seconds: float
+    drafts: bool = False
     smallest: str = ""
 
     @property
@@ -49,7 +50,7 @@ class Result:
             return f"{self.num_kept} of {self.num_drafted} drafts kept"
         if self.num_forwards:
             return f"{self.audit.num_tokens / self.num_forwards:.2f} tokens a forward"
-        return "-"
+        return "it does not say" if self.drafts else "-"
 
     def as_fields(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "audit"}
@@ -192,6 +193,7 @@ class _Runs:
             audit,
             *sums,
             run.seconds,
+            self.engine.modes[run.mode].drafts,
             smallest,
         )
 

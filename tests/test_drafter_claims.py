@@ -532,3 +532,42 @@ def test_siblings_that_share_a_uniform_are_found_out_on_the_grid() -> None:
 def test_drafts_deeper_than_what_is_left_to_emit_are_work_thrown_away() -> None:
     said = planted_message("drafts_beyond_the_limit", "drafter.self_draft")
     assert re.search(r"round \d+ verifies drafts 3 levels deep, with \d tokens? left to emit", said)
+
+
+class EndsByDraw(Drawing):
+    """Right: a draw of token 0 ends the chain, any other becomes a draft of q given that it is not 0."""
+
+    def draft(self, context: list[int], **asked: Any) -> Any:
+        tokens, rows = [context[-1]], []
+        while len(tokens) <= min(asked["max_nodes"], asked["max_depth"], 3):
+            law = torch.softmax(torch.arange(VOCAB, dtype=torch.float64) * (1 + tokens[-1]) % 5, 0)
+            token = inverse_cdf(law.tolist(), float(asked["coins"].uniform(1)))
+            if token == 0:
+                break
+            law[0] = 0.0
+            rows.append(law / law.sum())
+            tokens.append(token)
+        probs = torch.stack([*rows, torch.zeros(VOCAB, dtype=torch.float64)])
+        parents = list(range(-1, len(tokens) - 1))
+        return SimpleNamespace(tokens=tokens, parents=parents, draft_probs=probs, proposal="iid")
+
+
+class Seeded(Drawing):
+    """Right: as many uniforms as there are drafts seed a generator, which draws them all."""
+
+    law = (0.8, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def draft(self, context: list[int], **asked: Any) -> Any:
+        num = min(asked["max_nodes"], asked["max_depth"], 2)
+        seed = hash(tuple(asked["coins"].uniform(num).tolist())) % 2**63
+        law = torch.tensor(self.law, dtype=torch.float64)
+        drawn = torch.multinomial(law, num, True, generator=torch.Generator().manual_seed(seed))
+        probs = torch.stack([*[law] * num, torch.zeros(VOCAB, dtype=torch.float64)])
+        tokens = [context[-1], *drawn.tolist()]
+        return SimpleNamespace(tokens=tokens, parents=list(range(-1, num)), draft_probs=probs, proposal="iid")
+
+
+@pytest.mark.parametrize("kind", [EndsByDraw, Seeded])
+@pytest.mark.parametrize("seed", range(40))
+def test_right_draws_of_an_unusual_make_are_not_accused(kind: type[Drawing], seed: int) -> None:
+    check("drafter.law", kind(), DrafterCase(prompt=(1, 2), seed=seed, temperature=100), make=kind)

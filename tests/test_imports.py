@@ -71,7 +71,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.machines",),
     ("specbench.naming",),
     ("specbench.judge",),
-    ("specbench.control_run", "specbench.fault_run", "specbench.soak", "specbench.worker"),
+    ("specbench.control_run", "specbench.drafters", "specbench.fault_run", "specbench.soak", "specbench.worker"),
     (
         "specbench.engine_command",
         "specbench.fault_report",
@@ -82,7 +82,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.cli", "specbench.plugin", "specbench.suites"),
 )
 PACKAGES = tuple(
-    f"specbench.{name}" for name in ("checks", "engines", "kernels", "law", "naming", "reference", "reports", "suites")
+    f"specbench.{name}"
+    for name in ("checks", "drafters", "engines", "kernels", "law", "naming", "reference", "reports", "suites")
 )
 
 # importer -> what it never imports, at any level of nesting.

@@ -14,7 +14,10 @@ ENGINES = {
     "transformers": "hugging_face",
     "llama.cpp": "llama_cpp",
     "mlx-lm": "mlx_lm",
+    "openvino": "openvino",
     "vllm": "vllm",
+    "mistral.rs": "mistral_rs",
+    "litgpt": "litgpt",
 }
 
 
