@@ -160,8 +160,14 @@ def ended(output: Output, ends: Sequence[int]) -> Output:
 
 def _files(folder: Path, symbols: str) -> Files:
     folder.mkdir()
-    names = ("target", "drafter", "other-drafter", "target.gguf", "drafter.gguf")
-    return Files(*(folder / name for name in names), symbols)
+    return Files(
+        target=folder / "target",
+        drafter=folder / "drafter",
+        other_drafter=folder / "other-drafter",
+        target_gguf=folder / "target.gguf",
+        drafter_gguf=folder / "drafter.gguf",
+        symbols=symbols,
+    )
 
 
 def _gguf_of(name: str, folder: Path) -> tuple[str, Path]:

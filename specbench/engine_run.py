@@ -174,27 +174,29 @@ class _Runs:
 
     def result(self, run: _Run, audit: Audit, *, smallest: str = "") -> Result:
         """audit: by the tokens; what else there is to say of the mode comes here."""
-        sums = [
+        num_forwards, num_drafted, num_kept = (
             _sum([getattr(one, name) for one in run.answers]) for name in ("num_forwards", "num_drafted", "num_kept")
-        ]
+        )
         if run.raised and audit.verdict != BUG:
             after = f"after {counted(len(run.answers), 'answer')} of {len(self.model.requests(1))} it {run.raised}"
             audit = replace(audit, verdict=BUG, num_wrong=1, sentence=after)
         elif run.refused and audit.verdict != BUG:
             audit = replace(audit, verdict=NOT_TESTED, num_wrong=0, sentence=f"refused: {run.refused}")
-        elif audit.verdict != BUG and self.engine.modes[run.mode].drafts and sums[1] == 0:
+        elif audit.verdict != BUG and self.engine.modes[run.mode].drafts and num_drafted == 0:
             audit = replace(audit, verdict=NOT_TESTED, sentence="no draft was verified")
         return Result(
-            self.engine.version(),
-            self.model.name,
-            _described(self.sampling),
-            run.mode,
-            self.weights,
-            audit,
-            *sums,
-            run.seconds,
-            self.engine.modes[run.mode].drafts,
-            smallest,
+            engine=self.engine.version(),
+            model=self.model.name,
+            sampling=_described(self.sampling),
+            mode=run.mode,
+            weights=self.weights,
+            audit=audit,
+            num_forwards=num_forwards,
+            num_drafted=num_drafted,
+            num_kept=num_kept,
+            seconds=run.seconds,
+            drafts=self.engine.modes[run.mode].drafts,
+            smallest=smallest,
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,7 +126,7 @@ class Oracle:
         """The last `num` rows; in blocks of that many tokens behind what comes before them, 0: all at once."""
         if dtype not in self._models:
             rounded = self._weights if self._weights is not None and dtype == torch.float64 else dtype
-            model = load_checkpoint(str(self._folder), rounded)
+            model: Any = load_checkpoint(str(self._folder), rounded)
             self._models[dtype] = model if rounded == dtype else model.to(dtype)
         model = self._models[dtype]
         if not block:

@@ -56,7 +56,7 @@ class Own:
                         for at, state in enumerate(states)
                     ]
                 tokens = [*tokens, states[-1]]
-            yield Answer(tuple(tokens[len(one.prompt):]), logprobs=(((1, -0.5), (2, -1.5)),))
+            yield Answer(tuple(tokens[len(one.prompt):]), logprobs=(((1, -0.5), (2, -11.5)),))
 
 class Gone(Own):
     def version(self):
@@ -139,7 +139,7 @@ def test_logprobs_come_through(own: str, tmp_path: Path) -> None:
 
     files = SentinelModel().write(tmp_path / "files", "fp32")
     (answer,) = Apart(f"{own}:ENGINE").generate(files, [Request((16, 3), "3", 1)], Settings("plain", "fp32"))
-    assert answer.logprobs == (((1, -0.5), (2, -1.5)),)
+    assert answer.logprobs == (((1, -0.5), (2, -11.5)),)
 
 
 def test_an_engine_that_is_not_installed_says_how(own: str) -> None:

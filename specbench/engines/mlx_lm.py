@@ -66,7 +66,9 @@ class _MlxLm:
                 steps = speculative_generate_step(
                     ids, target, drafter, max_tokens=num, num_draft_tokens=drafts, **options
                 )
-            tokens, places, num_kept = [], [], 0
+            tokens: list[int] = []
+            places: list[tuple[tuple[int, float], ...]] = []
+            num_kept = 0
             for token, logprobs, from_draft in steps:
                 if len(tokens) == num:
                     break

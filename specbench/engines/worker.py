@@ -45,7 +45,8 @@ def main(words: list[str]) -> int:
     if "version" in words[1:]:
         return 0
     job = json.load(sys.stdin)
-    files = Files(**{name: Path(value) if name != "symbols" else value for name, value in job["files"].items()})
+    symbols = job["files"].pop("symbols")
+    files = Files(**{name: Path(value) for name, value in job["files"].items()}, symbols=symbols)
     requests = [Request(tuple(one["prompt"]), one["text"], one["max_new_tokens"]) for one in job["requests"]]
     try:
         for answer in engine.generate(files, requests, Settings(**job["settings"])):
