@@ -45,6 +45,11 @@ def add_options(one: argparse.ArgumentParser, count: Any) -> None:
     one.add_argument("--top-k", type=count, metavar="K", help="at a temperature")
     one.add_argument("--top-p", type=float, metavar="P", help="at a temperature")
     one.add_argument("--min-p", type=float, metavar="P", help="at a temperature")
+    one.add_argument(
+        "--keep-wrong",
+        action="store_true",
+        help="keep a wrong draft once in 50 rounds, in every format: all must be BUG (exit code 0 then)",
+    )
     one.add_argument("--max-new-tokens", type=count, default=200, metavar="N", help="of each request (default 200)")
     one.add_argument("--timeout", type=count, default=600, metavar="S", help="seconds for one answer (default 600)")
     one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the sentinel and the prompts (default 0)")
@@ -79,10 +84,14 @@ def run(args: argparse.Namespace) -> int:
         args.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     if args.markdown:
         args.markdown.write_text(page([*before, (command, found)]), encoding="utf-8")
-    return int(any(one.audit.verdict == BUG for one in found)) if is_whole else INTERRUPTED
+    if not is_whole:
+        return INTERRUPTED
+    wrong = [one for one in found if (one.audit.verdict == BUG) != args.keep_wrong]
+    return int(bool(wrong))
 
 
 def _results(args: argparse.Namespace, tell: Any) -> Iterator[Any]:
+    from specbench.careless import Careless
     from specbench.engine_models import RealModel, SentinelModel
     from specbench.engine_run import run_engines
     from specbench.engines import ENGINES
@@ -91,6 +100,10 @@ def _results(args: argparse.Namespace, tell: Any) -> Iterator[Any]:
 
     names: Sequence[str] = args.names or [*ENGINES]
     for name in names:
+        if args.keep_wrong and (args.model or args.temperature or args.mode):
+            raise ValueError(
+                "--keep-wrong is plain greedy decoding of a sentinel: leave --model, --mode, --temperature"
+            )
         if name not in ENGINES and ".py:" not in name:
             raise ValueError(models.unknown_name("engine", name, ENGINES))
     if args.env and args.python:
@@ -113,10 +126,15 @@ def _results(args: argparse.Namespace, tell: Any) -> Iterator[Any]:
                 continue
         engine = Apart(name, python=python, timeout=args.timeout)
         for model in chosen:
+            weights = args.weights
+            judged: Any = engine
+            if args.keep_wrong:
+                judged = Careless(engine, model.program, model.drafter)
+                weights = weights or [one for one in engine.weights if one in model.formats]
             yield from run_engines(
-                {name: engine},
+                {name: judged},
                 model,
-                weights=args.weights,
+                weights=weights,
                 modes=args.mode,
                 sampling=sampling,
                 max_new_tokens=args.max_new_tokens,
@@ -129,6 +147,7 @@ def _words(args: argparse.Namespace) -> list[str]:
     words = ["engines", *args.names]
     for option, values in (("--model", args.model), ("--mode", args.mode), ("--weights", args.weights)):
         words += [word for one in values or () for word in (option, one)]
+    words += ["--keep-wrong"] * args.keep_wrong
     for option in ("variant", "env", "python", "temperature", "top_k", "top_p", "min_p", "max_new_tokens", "seed"):
         value = getattr(args, option)
         if value not in (None, _DEFAULTS.get(option)):

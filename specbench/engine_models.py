@@ -45,6 +45,7 @@ class SentinelModel:
         self.program = Program.seeded(seed)
         self.formats = (*DTYPES, *GGUF_TYPES)
         self.variant, self.has_law, self._seed = variant, has_law, seed
+        self.drafter = self.program.drafter(AGREEMENT, seed=seed)
         self.name = f"sentinel {variant}" + " with a law" * has_law
 
     def requests(self, max_new_tokens: int) -> dict[str, Request]:
@@ -59,10 +60,9 @@ class SentinelModel:
         if self.has_law and weights.startswith("q"):
             raise ValueError(f"{weights} rounds the table of a law: sample from weights that hold it exactly")
         files = _files(folder, SYMBOLS)
-        drafter = self.program.drafter(AGREEMENT, seed=self._seed)
         for program, where, gguf in (
             (self.program, files.target, files.target_gguf),
-            (drafter, files.drafter, files.drafter_gguf),
+            (self.drafter, files.drafter, files.drafter_gguf),
         ):
             one = Sentinel(program, self.variant, self.has_law)
             # bf16 is a format of both; what no GGUF can hold is written as a folder alone.
@@ -72,7 +72,7 @@ class SentinelModel:
                 export(one, where, dtype=weights)
         if weights in DTYPES:
             order = [*reversed(range(BOS))]
-            other = Sentinel(drafter.renamed(order), self.variant, self.has_law)
+            other = Sentinel(self.drafter.renamed(order), self.variant, self.has_law)
             symbols = "".join(SYMBOLS[one] for one in order)
             export(other, files.other_drafter, dtype=weights, symbols=symbols, num_unused=NUM_UNUSED)
         return files

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.audit import Audit, Output, audit_greedy, audit_sampled, counted, first_wrong
+from specbench.careless import Careless
 from specbench.engine_models import RealModel, SentinelModel, ended
 from specbench.engines import REFUSALS, Answer, Engine, Files, Missing, Request, Settings
 from specbench.engines.apart import Died
@@ -209,7 +210,8 @@ def _judged_by_program(runs: _Runs, model: SentinelModel, modes: Sequence[str]) 
             yield runs.result(run, audits[0] if audits else _no_tokens(mode))
             continue
         audits = audit_greedy(model.program, run.outputs)
-        smallest = _smallest(runs, model, run) if audits and audits[0].verdict == BUG else ""
+        is_found = bool(audits) and audits[0].verdict == BUG and not isinstance(runs.engine, Careless)
+        smallest = _smallest(runs, model, run) if is_found else ""
         yield runs.result(run, audits[0] if audits else _no_tokens(mode), smallest=smallest)
 
 

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from specbench import cli, engine_run
-from specbench.audit import Output, audit_greedy
+from specbench.careless import Careless
 from specbench.engine_models import AGREEMENT, SentinelModel
 from specbench.engine_run import Result, results_of, run_engine, run_engines, table
 from specbench.engines import ENGINES, Answer, Engine, Files, Missing, Mode, Request, Settings, engine_named
 from specbench.record import BUG, EQUAL, NOT_TESTED
-from specbench.reference.sentinel import Program, load_program
+from specbench.reference.sentinel import accepted_lengths, load_program
 from specbench.types import Sampling
 
-PROGRAM = Program.seeded(0)
 INSTALLED = {"transformers": "transformers", "llama.cpp": "xllamacpp", "mlx-lm": "mlx_lm"}
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -66,7 +65,8 @@ def test_sampled_tokens_follow_the_law(mode: str) -> None:
     """top_k is taken before the temperature, as llama.cpp does."""
     sampling = Sampling(0.7, top_k=5)
     (one,) = results_of_modes(engine("llama.cpp"), mode, num=100, sampling=sampling)
-    assert (one.audit.verdict, one.audit.num_tokens) == (EQUAL, 900), one.audit.sentence
+    assert one.audit.verdict == EQUAL, one.audit.sentence
+    assert 800 < one.audit.num_tokens < 900  # the others stand where two tokens tie for the fifth place
     assert one.sampling == "temperature 0.7, top_k 5"
 
 
@@ -101,24 +101,32 @@ def test_sampled_tokens_of_another_temperature_are_a_bug() -> None:
         ("mlx-lm", "bf16"),
     ],
 )
-def test_a_wrong_draft_that_is_kept_now_and_then_is_counted_each_time(name: str, weights: str, tmp_path: Path) -> None:
-    """The engine goes on behind it, as it would: wrong is the draft alone, once in 40 tokens."""
-    one, drafter, model = engine(name), PROGRAM.drafter(AGREEMENT, seed=0), SentinelModel()
-    files = model.write(tmp_path / "files", weights)
-    texts = {name: [*request.prompt] for name, request in [*model.requests(1).items()][2:5]}
-    starts, num_kept = {name: len(text) for name, text in texts.items()}, 0
-    for _ in range(3):
-        asked = [Request(tuple(text), "", 40) for text in texts.values()]
-        for text, answer in zip(texts.values(), one.generate(files, asked, Settings("plain", weights)), strict=True):
-            text += answer.tokens
-            wrong = drafter.next_token(text)
-            if wrong != PROGRAM.next_token(text):
-                text.append(wrong)
-                num_kept += 1
-    assert num_kept >= 2
-    outputs = [Output(tuple(text[: starts[name]]), tuple(text[starts[name] :])) for name, text in texts.items()]
-    (audit,) = audit_greedy(PROGRAM, outputs)
-    assert (audit.verdict, audit.num_wrong) == (BUG, num_kept)
+def test_a_wrong_draft_that_is_kept_once_in_fifty_rounds_is_counted_each_time(name: str, weights: str) -> None:
+    """The engine goes on behind it, as it would: wrong is the draft alone."""
+    model = SentinelModel()
+    careless = Careless(engine(name), model.program, model.drafter, every=15)
+    (one,) = run_engine(careless, model, weights=[weights], max_new_tokens=30)
+    assert careless.num_kept >= 4
+    assert (one.audit.verdict, one.audit.num_wrong) == (BUG, careless.num_kept)
+
+
+def test_kept_drafts_are_the_drafters_and_come_once_in_so_many_rounds() -> None:
+    """By the program alone: each wrong token is what the drafter says behind the text before it."""
+    model = SentinelModel()
+    careless = Careless(Fake(), model.program, model.drafter)
+    (one,) = run_engine(careless, model, max_new_tokens=200)
+    rounds = sum(
+        len(lengths) for request in model.requests(200).values() for lengths in [rounds_of(model, request.prompt, 200)]
+    )
+    assert abs(careless.num_kept - rounds / 50) <= 3
+    assert one.audit.num_wrong == careless.num_kept
+    assert one.audit.num_tokens == 1_800
+
+
+def rounds_of(model: SentinelModel, prompt: tuple[int, ...], num: int) -> list[int]:
+    lengths = accepted_lengths(model.program, model.drafter, prompt, num_rounds=num, gamma=4)
+    ends = [sum(lengths[: idx + 1]) + idx + 1 for idx in range(len(lengths))]
+    return lengths[: next(idx for idx, end in enumerate(ends) if end >= num) + 1]
 
 
 class Fake:
@@ -264,3 +272,11 @@ def test_the_page_is_one_that_the_command_writes() -> None:
     text = (ROOT / "docs" / "engines.md").read_text("utf-8")
     assert text.startswith(engine_run.PAGE)
     assert text.splitlines()[text.splitlines().index(table([])[0]) + 1] == table([])[1]
+
+
+def test_the_command_shows_that_a_kept_draft_is_seen(fakes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["engines", "transformers", "--keep-wrong"]) == 0
+    assert "a wrong draft kept once in 50 rounds BUG         14 mistakes in 1800 tokens" in capsys.readouterr().out
+    assert cli.main(["engines", "transformers", "--keep-wrong", "--max-new-tokens", "5"]) == 1
+    assert cli.main(["engines", "transformers", "--keep-wrong", "--model", "smollm2"]) == 2
+    assert "leave --model, --mode, --temperature" in capsys.readouterr().err

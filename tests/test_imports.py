@@ -58,7 +58,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.probe",
         "specbench.redact",
     ),
-    ("specbench.claim_list", "specbench.engine_models", "specbench.gate", "specbench.own_bank", "specbench.regret"),
+    (
+        "specbench.careless",
+        "specbench.claim_list",
+        "specbench.engine_models",
+        "specbench.gate",
+        "specbench.own_bank",
+        "specbench.regret",
+    ),
     ("specbench.engine_run", "specbench.subjects"),
     (
         "specbench.adversaries",
