@@ -14,8 +14,8 @@ MODE = f"plain, a wrong draft kept once in {EVERY} rounds"
 
 class Careless:
     """engine: asked plainly for everything else, behind the kept draft too. program, drafter: whose rounds of GAMMA
-    drafts are counted over all requests; in one of `every` the first draft that a verifier refuses is kept. num_kept: so
-    many in the last call."""
+    drafts are counted over all requests; in one of `every` the first draft that a verifier refuses is kept. num_kept:
+    so many in the last call."""
 
     temperature_last = False
 

@@ -321,7 +321,8 @@ Every mode is asked the same requests and judged by its tokens alone.
 - NOT TESTED: it refuses the mode, drafted nothing, or rounds otherwise than its plain decoding. An engine that raises,
   dies or hangs in a mode is a BUG of that mode.
 
-*drafting* shows that drafts were really verified.
+*drafting* shows that drafts were really verified. What was found is told in [reproductions](reproductions/README.md),
+with scripts that use the engine alone.
 """
 
 

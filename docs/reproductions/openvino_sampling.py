@@ -39,10 +39,11 @@ def convert(gguf, folder):
     return folder
 
 
-def draws(target, drafter):
+def draws(target, drafter, *, is_cached=False):
     options = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     more = {"draft_model": genai.draft_model(drafter, "CPU", **options)} if drafter else {}
     scheduler = genai.SchedulerConfig()
+    scheduler.enable_prefix_caching = is_cached
     pipe = genai.ContinuousBatchingPipeline(target, genai.Tokenizer(target), scheduler, "CPU", **options, **more)
     how = {"num_assistant_tokens": 4} if drafter else {}
     ids = ov.Tensor(np.array([PROMPT], dtype=np.int64))
@@ -86,4 +87,10 @@ with tempfile.TemporaryDirectory() as work:
             num_wrong += is_wrong
             told = f"{name}, new token {place}: chi-squared {chi_squared:.1f}, BOS {seen[BOS]} times (its probability: 1e-30)"
             print(told, "WRONG" if is_wrong else "")
+    try:
+        num_texts = len(list(draws(target, drafter, is_cached=True)))
+        print(f"draft model, prefix caching: {num_texts} texts")
+    except RuntimeError as error:
+        num_wrong += 1
+        print("draft model, prefix caching: RuntimeError", " ".join(str(error).split())[:160], "WRONG")
 sys.exit(num_wrong > 0)
