@@ -89,7 +89,8 @@ class RealModel:
             raise models.ModelError(f"{name} is not fetched: run `{models.MODELS[name].fetch_command}`")
         self.name, self.folder = found.name, Path(found.path)
         self._gguf = _gguf_of(name, self.folder)
-        self.formats = (*DTYPES, self._gguf[0])
+        self.gguf_format = self._gguf[0]
+        self.formats = (*DTYPES, self.gguf_format)
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
@@ -173,7 +174,7 @@ def _files(folder: Path, symbols: str) -> Files:
 def _gguf_of(name: str, folder: Path) -> tuple[str, Path]:
     """The file whose dequantised weights are those of the folder, and its kind."""
     if name not in models.MODELS:
-        return "", folder
+        return "none", folder
     model = models.MODELS[name]
     return model.quantisation.lower(), folder / Path(model.gguf_member).name
 

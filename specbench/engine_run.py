@@ -129,6 +129,9 @@ def run_engine(
 
 
 def _first_format(engine: Engine, model: SentinelModel | RealModel) -> str:
+    """The engine's first that the model has; a real model's GGUF file before what other engines read as folders."""
+    if isinstance(model, RealModel) and model.gguf_format in engine.weights:
+        return model.gguf_format
     return next((one for one in engine.weights if one in model.formats), engine.weights[0])
 
 

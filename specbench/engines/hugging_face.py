@@ -111,8 +111,10 @@ def _assistant(files: Files, load: Any, mode: str) -> dict[str, Any]:
     if is_other:
         from transformers import AutoTokenizer
 
-        options["tokenizer"] = AutoTokenizer.from_pretrained(files.target)
-        options["assistant_tokenizer"] = AutoTokenizer.from_pretrained(files.other_drafter)
+        for name, folder in (("tokenizer", files.target), ("assistant_tokenizer", files.other_drafter)):
+            options[name] = AutoTokenizer.from_pretrained(folder)
+            # A sentinel's refuses what is none of its symbols, and it is tried on a space.
+            options[name].backend_tokenizer.model.unk_token = options[name].bos_token
     return options
 
 
