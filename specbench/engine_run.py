@@ -219,21 +219,22 @@ def _judged_by_program(runs: _Runs, model: SentinelModel, modes: Sequence[str]) 
 
 
 def _smallest(runs: _Runs, model: SentinelModel, run: _Run) -> str:
-    """The first few wrong outputs, those of the shortest prompts first, are asked for again, alone and no further than
-    the first wrong token."""
+    """The first few wrong outputs, those of the shortest prompts first, are asked for again, alone: no further than the
+    first wrong token, then whole."""
     requests, wrong = runs.model.requests(runs.max_new_tokens), []
     for one in run.outputs:
         place = first_wrong(model.program, one)
         if place is not None:
             wrong.append((len(one.prompt), place, one.name))
-    for _, place, name in sorted(wrong)[:MOST_TRIES]:
-        alone = {name: replace(requests[name], max_new_tokens=place + 1)}
+    tries = [(name, num) for _, place, name in sorted(wrong)[:MOST_TRIES] for num in (place + 1, runs.max_new_tokens)]
+    for name, num in tries:
+        alone = {name: replace(requests[name], max_new_tokens=num)}
         again = runs.run(run.mode, alone)
         if any(audit.verdict == BUG for audit in audit_greedy(model.program, again.outputs)):
             said = list(again.outputs[0].tokens)
             right = model.program.continuation(alone[name].prompt, len(said))
             return (
-                f"prompt {list(alone[name].prompt)} ({name}), {place + 1} new tokens, alone: it gives {said}, "
+                f"prompt {list(alone[name].prompt)} ({name}), {num} new tokens, alone: it gives {said}, "
                 f"and must give {right}"
             )
     return "no single request fails by itself, so that it takes several, or more tokens behind the wrong one"

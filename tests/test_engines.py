@@ -35,12 +35,12 @@ def results_of_modes(one: Engine, *modes: str, num: int = 30, weights: str = "",
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_an_engine_as_installed_is_equal_in_every_mode_that_drafts(name: str) -> None:
-    found = [one for one in results_of_modes(engine(name)) if (name, one.mode) not in KNOWN_BUGS]
+    found = [one for one in results_of_modes(engine(name), num=12) if (name, one.mode) not in KNOWN_BUGS]
     assert [(one.mode, one.audit.sentence) for one in found if one.audit.verdict == BUG] == []
     assert found[0].audit.verdict == EQUAL
     drafting = [one for one in found if one.audit.verdict == EQUAL and not one.mode.startswith("plain")]
     assert len(drafting) >= 3
-    assert all(one.audit.num_tokens == 9 * 30 for one in drafting)
+    assert all(one.audit.num_tokens == 9 * 12 for one in drafting)
 
 
 # docs/engines.md has a reproduction of each.
