@@ -117,7 +117,9 @@ def environment(name: str, folder: Path, *, tell: Any = print) -> str:
     ]
     for command in commands:
         tell(f"$ {shlex.join(command)}")
-        ended = subprocess.run(command, capture_output=True, text=True)
+        # A quieter pip would not say what is wrong.
+        heard = {name: value for name, value in os.environ.items() if name != "PIP_QUIET"}
+        ended = subprocess.run(command, capture_output=True, text=True, env=heard)
         if ended.returncode:
             why = (ended.stderr.strip() or ended.stdout.strip() or "it said nothing").splitlines()[-1]
             raise ValueError(f"{shlex.join(command)} failed with {ended.returncode}: {why}")
