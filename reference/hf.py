@@ -50,7 +50,7 @@ class HFModel:
     def __init__(self, model: PreTrainedModel) -> None:
         check_supported(model.config)
         self.model = model.eval()
-        self._cache_argument = _cache_argument(model)
+        self._cache_argument = cache_argument(model)
 
     @classmethod
     def load(
@@ -337,7 +337,7 @@ def _record_attention(taps: Taps, layer: int, pick: Callable[[Tensor], Tensor]) 
     return hook
 
 
-def _cache_argument(model: PreTrainedModel) -> str:
+def cache_argument(model: PreTrainedModel) -> str:
     """transformers 5.24 deprecates `past_key_values` in favour of `cache`; 5.17 knows only the old name."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 

@@ -113,6 +113,24 @@ def audit_sampled(
     return [_audit_law(program, mode, some, laws.tolist(), tied, alpha / len(modes)) for mode, some in modes.items()]
 
 
+def audit_outputs(
+    program: Program,
+    outputs: Iterable[Output],
+    sampling: Sampling,
+    *,
+    temperature_last: bool = False,
+    alpha: float = ALPHA,
+) -> list[Audit]:
+    """`audit_greedy` at temperature 0, else `audit_sampled`."""
+    if not sampling.temperature:
+        return audit_greedy(program, outputs)
+    return audit_sampled(program, outputs, sampling, temperature_last=temperature_last, alpha=alpha)
+
+
+def no_tokens(mode: str, num_outputs: int = 0) -> Audit:
+    return Audit(mode, NOT_TESTED, num_outputs, 0, 0, "no tokens to judge")
+
+
 def laws_of(program: Program, sampling: Sampling, *, temperature_last: bool) -> Tensor:
     """float64 [17, 17]: what is drawn after each final state."""
     rows = torch.tensor(program.law_logits, dtype=torch.float64) / 8
@@ -199,7 +217,7 @@ def _audit_mode(program: Program, mode: str, outputs: Sequence[Output]) -> Audit
         if early := _ends_early(one):
             wrong.append(f"{name} {early}")
     if not num_tokens and not wrong:
-        return Audit(mode, NOT_TESTED, len(outputs), 0, 0, "no tokens to judge")
+        return no_tokens(mode, len(outputs))
     what = f"of {num_tokens} tokens in {counted(len(outputs), 'output')}"
     if not wrong:
         return Audit(mode, EQUAL, len(outputs), num_tokens, 0, f"all {what} are the program's")
@@ -231,7 +249,7 @@ def _audit_law(
         if early := _ends_early(one):
             return Audit(mode, BUG, len(outputs), test.num_draws, 1, f"{name} {early}")
     if not test.num_draws:
-        return Audit(mode, NOT_TESTED, len(outputs), 0, 0, "no tokens to judge")
+        return no_tokens(mode, len(outputs))
     if test.is_rejected:
         sentence = f"{test.num_draws} tokens do not follow the law (e-value {test.e_value:.1e})"
         return Audit(mode, BUG, len(outputs), test.num_draws, 1, sentence)

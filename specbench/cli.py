@@ -218,10 +218,7 @@ def model_fetch(args: argparse.Namespace, pytest_args: list[str]) -> int:
 
 
 def model_path(args: argparse.Namespace, pytest_args: list[str]) -> int:
-    found = models.find_model(args.name)
-    if found is None:
-        raise models.ModelError(f"{args.name} is not fetched: run `{models.MODELS[args.name].fetch_command}`")
-    print(found.path)
+    print(models.fetched(args.name).path)
     return 0
 
 
@@ -275,10 +272,7 @@ def sentinel_audit(args: argparse.Namespace, pytest_args: list[str]) -> int:
         sampling = Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p)
         if sampling.temperature and not sentinel.has_law(args.folder):
             raise ValueError(f"{args.folder} has no law to draw from: export one with --law, or audit at temperature 0")
-        if sampling.temperature:
-            audits = audit.audit_sampled(program, outputs, sampling)
-        else:
-            audits = audit.audit_greedy(program, outputs)
+        audits = audit.audit_outputs(program, outputs, sampling)
         if args.json:
             text = json.dumps({"schema": 1, "audits": [one.as_fields() for one in audits]}, indent=2) + "\n"
             args.json.write_text(text, encoding="utf-8")
@@ -305,9 +299,7 @@ def drafters(args: argparse.Namespace, pytest_args: list[str]) -> int:
     found, is_whole = [], True
     try:
         _open_once(args.markdown)
-        target = None if args.model == "none" else models.find_model(args.model)
-        if target is None and args.model != "none":
-            raise models.ModelError(f"{args.model} is not fetched: run `{models.MODELS[args.model].fetch_command}`")
+        target = None if args.model == "none" else models.fetched(args.model)
         profile = None if args.no_claims else PROFILES[args.profile]
         for one in drafter_run.run_drafters(
             args.names or None,

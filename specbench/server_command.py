@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judged(args: argparse.Namespace) -> dict[str, Any]:
-    from specbench.audit import Audit, Output, audit_greedy, audit_sampled
+    from specbench.audit import Output, audit_outputs, no_tokens
     from specbench.engine_models import RealModel, ended
     from specbench.engines import Settings
     from specbench.engines.server import Server, ServerError
@@ -119,11 +119,8 @@ def _judged(args: argparse.Namespace) -> dict[str, Any]:
         from specbench.reference.sentinel import load_program
 
         program = load_program(args.checkpoint)
-        if sampling.temperature:
-            audits = audit_sampled(program, outputs, sampling, temperature_last=version.startswith("llama.cpp"))
-        else:
-            audits = audit_greedy(program, outputs)
-        audit = audits[0] if audits else Audit(version, NOT_TESTED, 0, 0, 0, "no tokens to judge")
+        audits = audit_outputs(program, outputs, sampling, temperature_last=version.startswith("llama.cpp"))
+        audit = audits[0] if audits else no_tokens(version)
     else:
         dtype = TORCH.get(args.dtype)
         oracle = Oracle(model.folder, weights=dtype)

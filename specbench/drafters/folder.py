@@ -8,7 +8,6 @@ target's ids when asked: its best token ends the chain where the target has none
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 
 from specbench.drafters.toys import other_symbols, symbols, tiny_model, tokenizer
 from specbench.drafters.vocabulary import VocabularyMap, check_same, read_vocabulary
-from specbench.models import ModelError
+from specbench.models import ModelError, find_folder
 from specbench.protocols import Coins, LanguageModel
+from specbench.reference.hf import cache_argument
 from specbench.reference.sampling import probs
 from specbench.reference.verify.chance import inverse_cdf
 from specbench.tree import DraftTree, chain
@@ -37,9 +37,7 @@ class FolderDrafter:
         self, model: PreTrainedModel, *, vocab_size: int, gamma: int = 4, mapping: VocabularyMap | None = None
     ) -> None:
         self._model = model.eval()
-        # transformers 5.24 deprecates `past_key_values` in favour of `cache`; 5.17 knows only the old name.
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_argument = cache_argument(model)
         self._vocab_size, self._gamma, self._mapping = vocab_size, gamma, mapping
         self.reset()
 
@@ -128,12 +126,9 @@ def load_folder(
 def load_model(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """ModelError names what is wrong with the folder before any of its weights are read."""
     place = Path(folder)
-    if not (place / "config.json").is_file():
-        raise ModelError(f"{folder} holds no config.json, so it is not a model folder that transformers can load")
+    find_folder(place)
     if "auto_map" in json.loads((place / "config.json").read_text(encoding="utf-8")):
         raise ModelError(f"{folder} needs code of its own (auto_map in config.json), which is never run")
-    if not any(place.glob("*.safetensors")):
-        raise ModelError(f"{folder} holds no *.safetensors: other weight formats may run code and are not loaded")
     options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
 
