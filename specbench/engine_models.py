@@ -50,8 +50,8 @@ class SentinelModel:
 
     def requests(self, max_new_tokens: int) -> dict[str, Request]:
         """Without the empty prompt, which engines refuse."""
-        asked = requests_for(self.program, SYMBOLS, max_new_tokens=max_new_tokens, seed=self._seed)
-        return {one.name: Request(one.prompt, one.text, one.max_new_tokens) for one in asked if one.text}
+        asked = sentinel_requests(self.program, max_new_tokens=max_new_tokens, seed=self._seed)
+        return {name: one for name, one in asked.items() if one.text}
 
     def write(self, folder: Path, weights: str) -> Files:
         """Only what an engine reads that asks for this format of the weights."""
@@ -76,6 +76,12 @@ class SentinelModel:
             symbols = "".join(SYMBOLS[one] for one in order)
             export(other, files.other_drafter, dtype=weights, symbols=symbols, num_unused=NUM_UNUSED)
         return files
+
+
+def sentinel_requests(program: Program, *, max_new_tokens: int, seed: int) -> dict[str, Request]:
+    """`audit.requests_for` by name, as engines are asked."""
+    asked = requests_for(program, SYMBOLS, max_new_tokens=max_new_tokens, seed=seed)
+    return {one.name: Request(one.prompt, one.text, one.max_new_tokens) for one in asked}
 
 
 class RealModel:

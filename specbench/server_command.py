@@ -145,15 +145,12 @@ def _judged(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _sentinel_requests(args: argparse.Namespace, sampling: Any) -> dict[str, Any]:
-    from specbench.audit import requests_for
-    from specbench.engines import Request
-    from specbench.reference.sentinel import SYMBOLS, has_law, load_program
+    from specbench.engine_models import sentinel_requests
+    from specbench.reference.sentinel import has_law, load_program
 
     if sampling.temperature and not has_law(args.checkpoint):
         raise ValueError(f"{args.checkpoint} has no law to draw from: export one with --law, or ask at temperature 0")
-    program = load_program(args.checkpoint)
-    asked = requests_for(program, SYMBOLS, max_new_tokens=args.max_new_tokens, seed=args.seed)
-    return {one.name: Request(one.prompt, one.text, one.max_new_tokens) for one in asked}
+    return sentinel_requests(load_program(args.checkpoint), max_new_tokens=args.max_new_tokens, seed=args.seed)
 
 
 def _drafts(told: Any, before: Any, after: Any) -> tuple[int | None, int | None]:
