@@ -1,5 +1,9 @@
-"""A toy hybrid: Llama layers of which some keep a state instead of rows, a short causal convolution and a linear
+"""A toy hybrid: Llama layers of which some keep a state instead of rows, a short causal convolution and a gated linear
 recurrence, as the layers of Mamba-like models do.
+
+Query, key and value are bounded and the memory is a weighted mean, so that nothing grows with the text: random models
+whose state ran to thousands overflowed in fp16, and magnified rounding a hundred times more on some texts than on
+others.
 
 A row's state comes from its parent's, so siblings never share one. Every row leaves a snapshot in the cache: the key is
 the recurrent state behind it, the value its convolution window. Rolling back is then what it is for rows. No batches
@@ -148,15 +152,19 @@ class HybridModel(LlamaModel):
     def _step(self, layer: int, x: Tensor, before: State) -> tuple[Tensor, State]:
         """One row a sequence. x: [B, hidden]. Returns what the layer adds [B, hidden] and the state behind the row.
 
-        memory = decay * memory + key (x) value, output = query . memory, all of them from the convolved input.
+        memory = decay * memory + (1 - decay) * key (x) value, output = query . memory, all from the convolved input;
+        query, key and value are each x / sqrt(1 + |x|^2), shorter than 1.
         """
         prefix = f"model.layers.{layer}.recurrence."
         entered = self._linear(x, prefix + "in_proj")[:, None]  # [B, 1, inner]
         seen = torch.cat([before.window, entered], dim=1)  # [B, kernel, inner]
         mixed = torch.nn.functional.silu((seen * self._weights[prefix + "conv.weight"]).sum(dim=1))
-        query, key, value = (self._linear(mixed, f"{prefix}{name}_proj").to(self._wide) for name in ("q", "k", "v"))
+        query, key, value = (
+            _bounded(self._linear(mixed, f"{prefix}{name}_proj").to(self._wide)) for name in ("q", "k", "v")
+        )
         decay = torch.sigmoid(self._linear(x, prefix + "decay_proj").to(self._wide))
-        memory = decay[:, :, None] * before.memory.to(self._wide) + key[:, :, None] * value[:, None, :]
+        entering = ((1 - decay) * key)[:, :, None] * value[:, None, :]
+        memory = decay[:, :, None] * before.memory.to(self._wide) + entering
         memory = memory.to(self.dtype)  # as it is cached, so that a row in a block and a row by itself read the same
         output = (query[:, None] @ memory.to(self._wide))[:, 0].to(self.dtype)  # [B, value_dim]
         return self._linear(output, prefix + "out_proj"), State(memory, seen[:, 1:])
@@ -181,6 +189,10 @@ class HybridModel(LlamaModel):
         """key: [1, key_dim * value_dim], value: [1, (kernel - 1) * inner], one row of the cache."""
         one = self.recurrence
         return State(key.view(-1, one.key_dim, one.value_dim), value.view(-1, one.kernel - 1, one.inner))
+
+
+def _bounded(vectors: Tensor) -> Tensor:
+    return vectors * torch.rsqrt(1 + vectors.pow(2).sum(dim=-1, keepdim=True))
 
 
 def parent_rows(mask: Tensor) -> list[int | None]:

@@ -51,8 +51,9 @@ def test_the_recurrence_is_the_formula():
         convolved = window * float(weight["conv.weight"][0, 0]) + entered * float(weight["conv.weight"][1, 0])
         mixed = convolved / (1 + math.exp(-convolved))
         decay = 1 / (1 + math.exp(-float(weight["decay_proj.weight"][0] @ x)))
-        key, value = mixed * float(weight["k_proj.weight"]), mixed * float(weight["v_proj.weight"])
-        memory, window = decay * memory + key * value, entered
+        key, value = (mixed * float(weight[f"{name}_proj.weight"]) for name in "kv")
+        key, value = (one / math.sqrt(1 + one * one) for one in (key, value))
+        memory, window = decay * memory + (1 - decay) * key * value, entered
         memories.append(memory)
     assert taps.layers[0].k.flatten().tolist() == pytest.approx(memories, abs=1e-12)
 
