@@ -147,9 +147,17 @@ class RealModel:
                 weights |= quantised(matrices, bits)
             save_file({name: one.to(dtype) for name, one in weights.items()}, where / file.name, {"format": "pt"})
         config = json.loads((where / "config.json").read_text("utf-8"))
-        dtype_name = str(dtype).removeprefix("torch.")
-        config |= {key: dtype_name for key in ("dtype", "torch_dtype") if key in config}
+        config = as_engines_read(config, str(dtype).removeprefix("torch."))
         (where / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def as_engines_read(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """A config.json for weights of another dtype. rope_theta stands where transformers before 5 wrote it too: mlx-lm
+    looks there alone, and takes 10,000 where it finds nothing."""
+    changed = config | {key: dtype for key in ("dtype", "torch_dtype") if key in config}
+    if theta := (config.get("rope_parameters") or {}).get("rope_theta"):
+        changed.setdefault("rope_theta", theta)
+    return changed
 
 
 def ended(output: Output, ends: Sequence[int]) -> Output:

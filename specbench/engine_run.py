@@ -270,7 +270,7 @@ def _joined(shown: Sequence[Plain]) -> Plain:
     return Plain(
         tuple(error for one in shown for error in one.errors),
         tuple(place for one in shown for place in one.places),
-        max(one.spread for one in shown),
+        max(one.rounding for one in shown),
         shown[0].source,
     )
 

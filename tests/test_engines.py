@@ -11,7 +11,7 @@ import pytest
 
 from specbench import cli, engine_run
 from specbench.careless import Careless
-from specbench.engine_models import AGREEMENT, SentinelModel
+from specbench.engine_models import AGREEMENT, SentinelModel, as_engines_read
 from specbench.engine_run import Result, results_of, run_engine, run_engines, table
 from specbench.engines import ENGINES, Answer, Engine, Files, Missing, Mode, Request, Settings, engine_named
 from specbench.record import BUG, EQUAL, NOT_TESTED
@@ -280,3 +280,11 @@ def test_the_command_shows_that_a_kept_draft_is_seen(fakes: dict[str, Any], caps
     assert cli.main(["engines", "transformers", "--keep-wrong", "--max-new-tokens", "5"]) == 1
     assert cli.main(["engines", "transformers", "--keep-wrong", "--model", "smollm2"]) == 2
     assert "leave --model, --mode, --temperature" in capsys.readouterr().err
+
+
+def test_rope_theta_stands_where_older_readers_look() -> None:
+    """transformers 5 writes it into rope_parameters alone; a layer's own (Gemma's) has no one place to stand in."""
+    written = {"dtype": "float32", "rope_parameters": {"rope_theta": 100_000.0, "rope_type": "default"}}
+    assert as_engines_read(written, "bfloat16") == {**written, "dtype": "bfloat16", "rope_theta": 100_000.0}
+    by_layer = {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}
+    assert as_engines_read(by_layer, "bfloat16") == by_layer

@@ -12,7 +12,7 @@ import torch
 
 from specbench.audit import Output
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED
-from specbench.reference.model import LlamaConfig, tiny_llama
+from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
 from specbench.regret import ALPHA, Oracle, Place, Plain, audit_ties, bound_of, plain_of, rate_evidence
 
 PROMPTS = [tuple(torch.randint(64, (12,), generator=torch.Generator().manual_seed(one)).tolist()) for one in range(8)]
@@ -155,7 +155,31 @@ def test_an_engine_with_other_weights_is_not_accused_but_not_tested(oracle: Orac
     plain = plain_of(oracle, [one for some in shapes for one in some], None)
     audit = audit_ties(oracle, plain, shapes[0], shapes[0])
     assert audit.verdict == NOT_TESTED
-    assert "its weights are other ones" in audit.sentence
+    assert "it reads the checkpoint otherwise" in audit.sentence
+
+
+@pytest.mark.parametrize("key", ["rope_theta", "rms_norm_eps"])
+def test_an_engine_that_misreads_the_config_is_not_tested(oracle: Oracle, key: str) -> None:
+    """Its regrets would stay far below a bound taken from its own errors: mlx-lm's on a folder that transformers 5
+    wrote, whose rope_theta it did not find."""
+    folder = oracle._folder
+    right = LlamaModel.load(folder, dtype=torch.float32)
+    model = LlamaModel(replace(right.config, **{key: {"rope_theta": 100.0, "rms_norm_eps": 1.0}[key]}), right._weights)
+
+    class Misread(Noisy):
+        def answer(self, prompt: Sequence[int]) -> tuple[tuple[int, ...], list[list[tuple[int, float]]]]:
+            tokens, told = [], []
+            for _ in range(NUM):
+                row = model.logits([*prompt, *tokens])[-1].double().log_softmax(-1)
+                best = row.topk(2).indices.tolist()
+                tokens.append(best[0])
+                told.append([(one, float(row[one])) for one in best])
+            return tuple(tokens), told
+
+    outputs = outputs_of(Misread(oracle, 0), "plain")
+    audit = audit_ties(oracle, plain_of(oracle, outputs, torch.float32), outputs, outputs)
+    assert audit.verdict == NOT_TESTED
+    assert "it reads the checkpoint otherwise" in audit.sentence
 
 
 def test_without_logprobs_our_forward_in_its_dtype_shows_the_errors(oracle: Oracle) -> None:
