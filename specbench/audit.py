@@ -19,7 +19,7 @@ from torch import Tensor
 from specbench.law.sequential import ALPHA, LawTest
 from specbench.record import BUG, EQUAL, NOT_TESTED
 from specbench.reference.sampling import probs
-from specbench.reference.sentinel import BOS, Program, prompts_for
+from specbench.reference.sentinel import BOS, NUM_SYMBOLS, Program, prompts_for
 from specbench.types import Sampling
 
 LOOK_EVERY = 50  # draws
@@ -49,8 +49,9 @@ class Request:
 @dataclass(frozen=True)
 class Output:
     """What it said. mode: a name for how the engine decoded, judged apart from other modes. max_new_tokens: as asked
-    for, None where that is not known. logprobs: of each token's place (token, log probability), the two likeliest
-    first; empty where it does not say."""
+    for, None where that is not known. logprobs: of each token's place (token, log probability) of the likeliest and of
+    the token itself, in any order; empty where it does not say. end_implied: the last token is an end token that the
+    engine left out."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -58,6 +59,17 @@ class Output:
     mode: str = ""
     max_new_tokens: int | None = None
     logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    end_implied: bool = False
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A filter's edge that falls on equal logits, so that it may as rightly keep the one as the other token, or both.
+
+    at: the edge, in eighths. above: the law of the tokens above it, whichever of those at the edge are kept."""
+
+    at: int
+    above: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -109,8 +121,8 @@ def audit_sampled(
     """
     modes = _by_mode(outputs)
     laws = laws_of(program, sampling, temperature_last=temperature_last)
-    tied = tied_states(program, laws)
-    return [_audit_law(program, mode, some, laws.tolist(), tied, alpha / len(modes)) for mode, some in modes.items()]
+    edges = edges_of(program, laws, sampling)
+    return [_audit_law(program, mode, some, laws.tolist(), edges, alpha / len(modes)) for mode, some in modes.items()]
 
 
 def audit_outputs(
@@ -140,22 +152,32 @@ def laws_of(program: Program, sampling: Sampling, *, temperature_last: bool) -> 
     return (filtered / sampling.temperature).softmax(dim=-1)
 
 
-def tied_states(program: Program, laws: Tensor) -> frozenset[int]:
-    """States where a filter's edge falls on tokens with equal logits: it may as rightly keep the one as the other, or
-    both."""
-    found = set()
+def edges_of(program: Program, laws: Tensor, sampling: Sampling) -> dict[int, Edge]:
+    """By state, where a filter's edge falls on tokens with equal logits."""
+    if sampling.top_k is None and sampling.top_p is None and sampling.min_p is None:
+        return {}
+    found = {}
     for state, row in enumerate(program.law_logits):
-        kept = [logit for logit, mass in zip(row, laws[state].tolist(), strict=True) if mass > 0]
-        if len(kept) < len(row) and row.count(min(kept)) > 1:
-            found.add(state)
-    return frozenset(found)
+        law = laws[state].tolist()
+        lowest = min(logit for logit, mass in zip(row, law, strict=True) if mass > 0)
+        if row.count(lowest) > 1:
+            above = [mass if logit > lowest else 0.0 for logit, mass in zip(row, law, strict=True)]
+            total = math.fsum(above)
+            found[state] = Edge(lowest, tuple(mass / total for mass in above) if total > 0 else ())
+    return found
 
 
 def read_outputs(file: str | Path, symbols: str) -> list[Output]:
     """JSON lines: `prompt` and `output` as token ids, or `text` and `output_text` in symbols; `id`, `mode` and
     `max_new_tokens` as one likes. ValueError says which line is wrong, and how."""
     found = []
-    for number, line in enumerate(Path(file).read_text("utf-8").splitlines(), start=1):
+    try:
+        text = Path(file).read_text("utf-8")
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is no text in UTF-8: it must hold JSON lines") from None
+    for number, line in enumerate(text.split("\n"), start=1):  # splitlines() knows ends of lines that JSON does not
         if line.strip():
             try:
                 found.append(_read_line(json.loads(line), symbols))
@@ -213,7 +235,7 @@ def _audit_mode(program: Program, mode: str, outputs: Sequence[Output]) -> Audit
             if token != right:
                 wrong.append(f"{name}, token {place}: {token}, must be {right}")
             elif (margin := _shown_margin(one, place)) < LEAST_MARGIN:
-                wrong.append(f"{name}, token {place}: {token} leads by {margin:.2f}, must lead by {MARGIN}")
+                wrong.append(f"{name}, token {place}: {token} {_lead(margin)}, must lead by {MARGIN}")
         if early := _ends_early(one):
             wrong.append(f"{name} {early}")
     if not num_tokens and not wrong:
@@ -221,7 +243,7 @@ def _audit_mode(program: Program, mode: str, outputs: Sequence[Output]) -> Audit
     what = f"of {num_tokens} tokens in {counted(len(outputs), 'output')}"
     if not wrong:
         return Audit(mode, EQUAL, len(outputs), num_tokens, 0, f"all {what} are the program's")
-    sentence = f"{len(wrong)} mistakes in {what.removeprefix('of ')}; first: {'; '.join(wrong[:3])}"
+    sentence = f"{counted(len(wrong), 'mistake')} in {what.removeprefix('of ')}; first: {'; '.join(wrong[:3])}"
     return Audit(mode, BUG, len(outputs), num_tokens, len(wrong), sentence)
 
 
@@ -230,33 +252,48 @@ def _audit_law(
     mode: str,
     outputs: Sequence[Output],
     laws: list[list[float]],
-    tied: frozenset[int],
+    edges: Mapping[int, Edge],
     alpha: float,
 ) -> Audit:
-    test = LawTest(laws, alpha=alpha)
+    judged = {state: len(laws) + idx for idx, state in enumerate(one for one in edges if edges[one].above)}
+    test = LawTest([*laws, *(edges[state].above for state in judged)], alpha=alpha)
+    num_tokens, num_at_edge = 0, 0
+
+    def bug(sentence: str) -> Audit:
+        return Audit(mode, BUG, len(outputs), test.num_draws, 1, sentence)
+
     for number, one in enumerate(outputs, start=1):
         name = one.name or f"output {number}"
+        num_tokens += len(one.tokens)
         for place, (token, state) in enumerate(_behind(program, one)):
-            if 0 <= token < BOS and state in tied:
+            edge = edges.get(state)
+            if not 0 <= token < len(laws[state]) or (edge is None and laws[state][token] < IMPOSSIBLE):
+                return bug(f"{name}, token {place}: {token}, which has no probability there")
+            if edge is None:
+                test.note(state, token)
+            elif program.law_logits[state][token] < edge.at:
+                return bug(f"{name}, token {place}: {token}, which has no probability there")
+            elif program.law_logits[state][token] == edge.at:
+                num_at_edge += 1
                 continue
-            if not 0 <= token < len(laws[state]) or laws[state][token] < IMPOSSIBLE:
-                sentence = f"{name}, token {place}: {token}, which has no probability there"
-                return Audit(mode, BUG, len(outputs), test.num_draws, 1, sentence)
-            test.note(state, token)
+            else:
+                test.note(judged[state], token)
             if test.num_draws % LOOK_EVERY == 0 and test.is_rejected:
-                sentence = f"{test.num_draws} tokens do not follow the law (e-value {test.e_value:.1e})"
-                return Audit(mode, BUG, len(outputs), test.num_draws, 1, sentence)
+                return bug(f"{test.num_draws} tokens do not follow the law (e-value {test.e_value:.1e})")
         if early := _ends_early(one):
-            return Audit(mode, BUG, len(outputs), test.num_draws, 1, f"{name} {early}")
+            return bug(f"{name} {early}")
     if not test.num_draws:
         return no_tokens(mode, len(outputs))
     if test.is_rejected:
-        sentence = f"{test.num_draws} tokens do not follow the law (e-value {test.e_value:.1e})"
-        return Audit(mode, BUG, len(outputs), test.num_draws, 1, sentence)
+        return bug(f"{test.num_draws} tokens do not follow the law (e-value {test.e_value:.1e})")
     sentence = (
         f"{test.num_draws} tokens follow the law, as far as they can tell: a total variation of "
         f"{test.detectable_tv():.2f} would have shown as often as not"
     )
+    if num_at_edge:
+        sentence += f"; not judged: {num_at_edge} at a filter's edge, among equals"
+    if num_unread := num_tokens - test.num_draws - num_at_edge:
+        sentence += f"; not judged: {num_unread} behind a BOS, where a sentinel has no state"
     return Audit(mode, EQUAL, len(outputs), test.num_draws, 0, sentence)
 
 
@@ -280,9 +317,25 @@ def _behind(program: Program, one: Output) -> Iterator[tuple[int, int]]:
 
 
 def _shown_margin(one: Output, place: int) -> float:
-    """inf where it does not say."""
-    told = one.logprobs[place] if place < len(one.logprobs) else ()
-    return told[0][1] - told[1][1] if len(told) > 1 and told[0][0] == one.tokens[place] else math.inf
+    """By how much the token leads in its logprobs, at most; below 0 where another one does. inf where they are not
+    shown. Where the token's own is all that is shown, the rest of the mass lies on sixteen others."""
+    told = dict(one.logprobs[place]) if place < len(one.logprobs) else {}
+    if not told:
+        return math.inf
+    token = one.tokens[place]
+    others = [logprob for other, logprob in told.items() if other != token]
+    if token not in told:
+        return -math.inf
+    if others:
+        return told[token] - max(others)
+    rest = -math.expm1(min(0.0, told[token]))
+    return told[token] - math.log(rest / NUM_SYMBOLS) if rest > 0 else math.inf
+
+
+def _lead(margin: float) -> str:
+    if math.isinf(margin):
+        return "is not among its likeliest"
+    return f"leads by {margin:.2f}" if margin >= 0 else f"is {-margin:.2f} behind another one"
 
 
 def _readable(one: Output) -> tuple[int, ...]:

@@ -229,6 +229,8 @@ def sentinel_export(args: argparse.Namespace, pytest_args: list[str]) -> int:
         program = sentinel.Program.seeded(args.seed, receptive_field=args.receptive_field)
         target = sentinel.Sentinel(program, args.variant, args.law)
         drafter = None if args.drafter_agreement is None else program.drafter(args.drafter_agreement, seed=args.seed)
+        if drafter is not None and args.law:
+            drafter = drafter.with_cut_laws()
         if args.gguf is not None:
             sentinel.check_gguf(target, args.gguf)  # before anything is written
         print(f"{sentinel.export(target, args.folder, dtype=args.dtype)}: {target.described}, {args.dtype}")

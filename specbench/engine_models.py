@@ -45,7 +45,8 @@ class SentinelModel:
         self.program = Program.seeded(seed)
         self.formats = (*DTYPES, *GGUF_TYPES)
         self.variant, self.has_law, self._seed = variant, has_law, seed
-        self.drafter = self.program.drafter(AGREEMENT, seed=seed)
+        # Where a law is judged both share their states, and what a refusal leaves must show.
+        self.drafter = self.program.with_cut_laws() if has_law else self.program.drafter(AGREEMENT, seed=seed)
         self.name = f"sentinel {variant}" + " with a law" * has_law
 
     def requests(self, max_new_tokens: int) -> dict[str, Request]:
@@ -168,7 +169,7 @@ def ended(output: Output, ends: Sequence[int]) -> Output:
         return output
     # The place of the end has no logprobs then: an empty one keeps the others in step.
     logprobs = (*output.logprobs, ()) if output.logprobs else ()
-    return replace(output, tokens=(*output.tokens, ends[0]), logprobs=logprobs)
+    return replace(output, tokens=(*output.tokens, ends[0]), logprobs=logprobs, end_implied=True)
 
 
 def _files(folder: Path, symbols: str) -> Files:

@@ -77,6 +77,14 @@ class Oracle:
         self._models: dict[torch.dtype, LanguageModel] = {}
         self._seen: OrderedDict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = OrderedDict()
 
+    @property
+    def vocab_size(self) -> int:
+        return self._model(torch.float64).vocab_size
+
+    def unreadable(self, output: Output) -> int | None:
+        """The place of its first token outside of the vocabulary, behind which nothing can be computed."""
+        return next((at for at, token in enumerate(output.tokens) if not 0 <= token < self.vocab_size), None)
+
     def rows(self, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """float64 [len(tokens), V]: row i judges token i."""
         key = tuple(prompt), tuple(tokens)
@@ -109,7 +117,7 @@ class Oracle:
             return []
         errors = []
         for row, told in zip(self.rows(output.prompt, output.tokens), output.logprobs, strict=True):
-            if len(told) > 1:
+            if len(told) > 1 and all(0 <= token < len(row) for token, _ in told[:2]):
                 (one, mine), (other, its) = told[:2]
                 errors.append(abs((mine - its) - float(row[one] - row[other])))
         return errors
@@ -127,11 +135,7 @@ class Oracle:
     @torch.no_grad()
     def _forward(self, dtype: torch.dtype, text: list[int], num: int, *, block: int = 0) -> Tensor:
         """The last `num` rows; in blocks of that many tokens behind what comes before them, 0: all at once."""
-        if dtype not in self._models:
-            rounded = self._weights if self._weights is not None and dtype == torch.float64 else dtype
-            model: Any = load_checkpoint(str(self._folder), rounded)
-            self._models[dtype] = model if rounded == dtype else model.to(dtype)
-        model = self._models[dtype]
+        model = self._model(dtype)
         if not block:
             return model.logits(text)[-num:].double()
         cache, parts, split = model.new_cache(), [], len(text) - num + 1
@@ -140,12 +144,20 @@ class Oracle:
             cache.commit(start, range(end - start))
         return torch.cat(parts)[-num:]
 
+    def _model(self, dtype: torch.dtype) -> LanguageModel:
+        if dtype not in self._models:
+            rounded = self._weights if self._weights is not None and dtype == torch.float64 else dtype
+            model: Any = load_checkpoint(str(self._folder), rounded)
+            self._models[dtype] = model if rounded == dtype else model.to(dtype)
+        return self._models[dtype]
+
 
 def plain_of(oracle: Oracle, outputs: Sequence[Output], dtype: torch.dtype | None) -> Plain:
     """Of an engine's plain decoding in all its shapes.
 
     dtype: of our own forward, whose errors stand in where the engine shows none; None where there is none like it.
     """
+    outputs = [one for one in outputs if oracle.unreadable(one) is None]
     places = [place for one in outputs for place in oracle.places(one.prompt, one.tokens)]
     texts = [one for one in dict.fromkeys((one.prompt, one.tokens) for one in outputs) if one[1]]
     errors = [error for one in outputs for error in oracle.shown_errors(one)]
@@ -161,8 +173,9 @@ def plain_in(oracle: Oracle, outputs: Sequence[Output], dtype: torch.dtype) -> P
     errors, and how often its best token is not the oracle's."""
     errors: list[float] = []
     places: list[Place] = []
-    told = [one for one in outputs if one.tokens]
-    for one in told:
+    for one in outputs:
+        if not one.tokens or oracle.unreadable(one) is not None:
+            continue
         right, judged = oracle.rows(one.prompt, one.tokens), oracle.places(one.prompt, one.tokens)
         for rows in oracle.own_rows(one.prompt, one.tokens, dtype):
             errors += _errors(rows, right)
@@ -212,8 +225,19 @@ def audit_ties(
     num_tokens = sum(len(one.tokens) for one in outputs)
     if not num_tokens:
         return no_tokens(mode, len(outputs))
+    for one in outputs:
+        if (at := oracle.unreadable(one)) is not None:
+            what = f"{one.name}, token {at}: {one.tokens[at]}, must be 0 to {oracle.vocab_size - 1} (the vocabulary)"
+            return Audit(mode, BUG, len(outputs), num_tokens, 1, what)
+    long = [one for one in outputs if one.max_new_tokens is not None and len(one.tokens) > one.max_new_tokens]
+    if long:
+        what = f"{long[0].name} has {len(long[0].tokens)} tokens, must have at most {long[0].max_new_tokens}"
+        return Audit(mode, BUG, len(outputs), num_tokens, len(long), what)
     if len(plain.errors) < FEWEST_ERRORS:
-        what = f"only {len(plain.errors)} errors of plain decoding are known, {FEWEST_ERRORS} are needed for a bound"
+        what = (
+            f"only {len(plain.errors)} errors of plain decoding are known, {FEWEST_ERRORS} are needed for a bound: ask "
+            "for more tokens"
+        )
         return Audit(mode, NOT_TESTED, len(outputs), num_tokens, 0, what)
     if plain.rms > MISREAD * plain.rounding:
         what = (
@@ -225,7 +249,7 @@ def audit_ties(
     bound = bound_of(plain.errors, num_tokens)
     found = [(one, oracle.places(one.prompt, one.tokens)) for one in outputs]
     beyond = [
-        (place.regret, f"{one.name}, token {at}: {_told(place, weights)}")
+        (place.regret, f"{_where(one, at)}: {_told(place, weights)}")
         for one, places in found
         for at, place in enumerate(places)
         if place.regret > bound
@@ -284,6 +308,12 @@ def _rates(places: Sequence[Place], rms: float) -> list[tuple[int, int]]:
         counts[at][0] += one.regret > 0
         counts[at][1] += 1
     return [(left, num) for left, num in counts]
+
+
+def _where(one: Output, at: int) -> str:
+    if one.end_implied and at == len(one.tokens) - 1:
+        return f"{one.name} ended after {at} tokens of {one.max_new_tokens}, as if there stood"
+    return f"{one.name}, token {at}"
 
 
 def _told(place: Place, weights: str) -> str:

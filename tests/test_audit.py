@@ -229,13 +229,13 @@ def test_the_command_judges_what_was_said(
     line = capsys.readouterr().out
     assert verdict == (BUG if wrong else EQUAL)
     assert line.startswith(f"mine  {verdict}")
-    assert (f"1 mistakes in {num} tokens" if wrong else f"all of {num} tokens") in line
+    assert (f"1 mistake in {num} tokens" if wrong else f"all of {num} tokens") in line
 
 
 REFUSED = {
     "audit nowhere said": "nowhere holds no sentinel.json: give a folder that `specbench sentinel export` has written",
     "prompts nowhere": "nowhere holds no sentinel.json: give a folder that `specbench sentinel export` has written",
-    "audit {folder} nowhere": "No such file or directory",
+    "audit {folder} nowhere": "nowhere cannot be read: No such file or directory",
     "audit {folder} {said} --temperature 1": "has no law to draw from: export one with --law, or audit at temperature",
     "audit {folder} {said} --temperature -1": "temperature = -1.0",
     "prompts {folder} --seed -1": "--seed -1 must be between 0 and 2^63 - 1",
@@ -284,5 +284,73 @@ def test_either_of_two_tokens_that_tie_at_a_filters_edge_may_be_drawn() -> None:
         tokens.append((state + at % 3) % 16)
         context.append(tokens[-1])
     outputs = [Output((BOS, 3, 1, 4), tuple(tokens))]
-    assert audit_sampled(program, outputs, Sampling(1.0, top_k=2))[0].verdict == NOT_TESTED
+    (audit,) = audit_sampled(program, outputs, Sampling(1.0, top_k=2))
+    assert (audit.verdict, audit.num_tokens) == (EQUAL, 100)  # those above the edge
+    assert audit.sentence.endswith("; not judged: 200 at a filter's edge, among equals")
     assert audit_sampled(program, outputs, Sampling(1.0, top_k=1))[0].verdict == BUG
+    below = (program.states([BOS, 3, 1, 4])[-1][-1] + 3) % 16
+    (audit,) = audit_sampled(program, [Output((BOS, 3, 1, 4), (below,), "low")], Sampling(1.0, top_k=2))
+    assert (audit.verdict, audit.sentence) == (BUG, f"low, token 0: {below}, which has no probability there")
+
+
+def test_what_a_low_temperature_leaves_no_mass_is_not_a_filters_work() -> None:
+    """Everything is judged, and what has underflowed has no probability."""
+    tokens = tuple(PROGRAM.continuation([BOS, 3, 1, 4], 200))
+    (audit,) = audit_sampled(PROGRAM, [Output((BOS, 3, 1, 4), tokens)], Sampling(0.01))
+    assert (audit.verdict, audit.num_tokens) == (EQUAL, 200)
+    row = PROGRAM.law_logits[PROGRAM.states([BOS, 3, 1, 4])[-1][-1]]
+    (audit,) = audit_sampled(PROGRAM, [Output((BOS, 3, 1, 4), (row.index(min(row[:16])),))], Sampling(0.01))
+    assert audit.verdict == BUG
+
+
+def test_tokens_behind_a_bos_are_said_not_to_be_judged() -> None:
+    """At a high temperature a BOS may be drawn."""
+    tokens = (*PROGRAM.continuation([BOS, 3, 1, 4], 20), BOS, 3, 3)
+    (audit,) = audit_sampled(PROGRAM, [Output((BOS, 3, 1, 4), tokens)], Sampling(100.0))
+    assert audit.sentence.endswith("; not judged: 2 behind a BOS, where a sentinel has no state")
+
+
+SHOWN: dict[str, tuple[list[tuple[int, float]], str]] = {
+    "another one leads, named first": ([(5, -0.1), (1, -10.1)], "is 10.00 behind another one"),
+    "another one leads, named last": ([(1, -10.1), (5, -0.1)], "is 10.00 behind another one"),
+    "it leads too little, named last": ([(5, -1.1), (1, -0.9)], "leads by 0.20"),
+    "others alone": ([(5, -0.1), (6, -10.1)], "is not among its likeliest"),
+    "its own alone, too small": ([(1, -2.83)], "leads by 0.00"),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_logprobs_must_have_the_token_in_the_lead_in_whatever_order(name: str) -> None:
+    prompt = next(
+        (BOS, one, other) for one in range(16) for other in range(16) if PROGRAM.next_token([BOS, one, other]) == 1
+    )
+    told, sentence = SHOWN[name]
+    (audit,) = audit_greedy(PROGRAM, [Output(prompt, (1,), "it", logprobs=(tuple(told),))])
+    assert (audit.verdict, audit.num_wrong) == (BUG, 1)
+    assert f"it, token 0: 1 {sentence}" in audit.sentence
+    for good in ([(5, -9.5), (1, -0.1)], [(1, -0.001)], [(1, 0.0)], []):
+        assert audit_greedy(PROGRAM, [Output(prompt, (1,), logprobs=(tuple(good),))])[0].verdict == EQUAL
+
+
+def test_a_line_is_what_json_calls_one(tmp_path: Path) -> None:
+    """U+2028 may stand in a string; a file in another encoding is told by its name."""
+    file = tmp_path / "said.jsonl"
+    file.write_text('{"prompt": [16, 3], "output": [7], "id": "a\u2028b"}\n', "utf-8")
+    assert read_outputs(file, "abc")[0].name == "a\u2028b"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"said.jsonl is no text in UTF-8"):
+        read_outputs(file, "abc")
+
+
+def test_a_cut_law_leaves_a_residual_that_shows() -> None:
+    """Half of p's mass, so that min(p, q) and what a refusal draws differ as far as they can."""
+    cut = PROGRAM.with_cut_laws()
+    assert cut.tables == PROGRAM.tables
+    overlaps = []
+    for state in range(17):
+        p, q = (torch.tensor(one.law_logits[state], dtype=torch.float64).div(8).softmax(0) for one in (PROGRAM, cut))
+        overlap = float(torch.minimum(p, q).sum())
+        unmended = torch.minimum(p, q) + (1 - overlap) * p  # after a refusal a token is drawn from p itself
+        assert float((unmended - p).abs().sum()) / 2 == pytest.approx(overlap * (1 - overlap), abs=1e-9)
+        overlaps.append(overlap)
+    assert sum(one * (1 - one) for one in overlaps) / 17 > 0.2

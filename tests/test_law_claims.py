@@ -222,6 +222,47 @@ def _sampler() -> Any:
     return Right()
 
 
+class RacingSampler:
+    """A coin for every token: too many to go through. The law is right."""
+
+    vocab_size = 4
+    lead = 1.0
+
+    def probs(self, logits: Tensor, sampling: Sampling) -> Tensor:
+        return probs(logits, sampling)
+
+    def sample(self, law: Tensor, coins: Coins) -> int:
+        times = -torch.log1p(-coins.uniform(len(law))) / law
+        times[0] /= self.lead
+        return int(torch.where(law > 0, times, torch.inf).argmin())
+
+
+class HastySampler(RacingSampler):
+    """Token 0 runs twice as fast."""
+
+    lead = 2.0
+
+
+class ShyNucleus(RacingSampler):
+    """The token that crosses top_p is dropped."""
+
+    def probs(self, logits: Tensor, sampling: Sampling) -> Tensor:
+        law, cut = probs(logits, sampling), probs(logits, sampling)
+        if sampling.top_p is not None and int((law > 0).sum()) > 1:
+            cut[int(torch.where(law > 0, law, torch.inf).argmin())] = 0.0
+        return cut / cut.sum()
+
+
+def test_a_sampler_that_races_is_judged_by_its_draws() -> None:
+    case = replace(HOLDS["law.params"], vocab_size=4)
+    record = check("sampler.law", RacingSampler(), case)
+    assert any("draws of each law were judged instead" in one for one in record.remarks)
+    with pytest.raises(claims.SamplerMismatch, match="does not draw from its law"):
+        check("sampler.law", HastySampler(), LawCase(vocab_size=4))
+    with pytest.raises(claims.SamplerMismatch, match=r"probs\(\) gives token"):
+        check("sampler.law", ShyNucleus(), LawCase(vocab_size=4, top_p=80))
+
+
 def test_a_sampler_alone_is_judged() -> None:
     check("sampler.law", _sampler(), replace(HOLDS["law.params"], vocab_size=4))
 

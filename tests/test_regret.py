@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from specbench.audit import Output
+from specbench.engine_models import ended
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED
 from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
 from specbench.regret import ALPHA, Oracle, Place, Plain, audit_ties, bound_of, plain_of, rate_evidence
@@ -269,3 +270,29 @@ def test_a_place_keeps_what_the_report_says() -> None:
     from specbench.regret import _told
 
     assert _told(place, "bf16") == "3, regret 0.25; oracle: 5, then 3, margin 0.25 (2 ulps)"
+
+
+def test_more_tokens_than_asked_for_are_a_bug(oracle: Oracle) -> None:
+    reference, plain = plain_shapes(oracle)
+    outputs = [replace(one, max_new_tokens=NUM - 1) for one in reference]
+    audit = audit_ties(oracle, plain, outputs, reference)
+    assert (audit.verdict, audit.num_wrong) == (BUG, len(PROMPTS))
+    assert f"prompt 0 has {NUM} tokens, must have at most {NUM - 1}" in audit.sentence
+
+
+@pytest.mark.parametrize("token", [-1, 64])
+def test_a_token_outside_of_the_vocabulary_is_a_bug_and_no_crash(oracle: Oracle, token: int) -> None:
+    reference, plain = plain_shapes(oracle)
+    broken = replace(reference[2], tokens=(*reference[2].tokens[:7], token, *reference[2].tokens[8:]))
+    audit = audit_ties(oracle, plain, [*reference[:2], broken], reference)
+    assert (audit.verdict, audit.sentence) == (BUG, f"prompt 2, token 7: {token}, must be 0 to 63 (the vocabulary)")
+    assert len(plain_of(oracle, [*reference, broken], None).places) == len(PROMPTS) * NUM
+
+
+def test_a_text_that_ends_early_is_told_as_one(oracle: Oracle) -> None:
+    reference, plain = plain_shapes(oracle)
+    cut = replace(reference[0], tokens=reference[0].tokens[:9], logprobs=())
+    worst = min(range(64), key=lambda token: float(oracle.rows(cut.prompt, [*cut.tokens, 0])[-1][token]))
+    audit = audit_ties(oracle, plain, [ended(cut, [worst])], reference)
+    assert audit.verdict == BUG
+    assert f"prompt 0 ended after 9 tokens of {NUM}, as if there stood: {worst}" in audit.sentence

@@ -14,6 +14,7 @@ from specbench.reference.sentinel.export import (
 )
 from specbench.reference.sentinel.program import (
     BOS,
+    NUM_SYMBOLS,
     Program,
     accepted_lengths,
     prompts_for,
@@ -27,6 +28,7 @@ __all__ = [
     "DTYPES",
     "GGUF_TYPES",
     "GGUF_VARIANTS",
+    "NUM_SYMBOLS",
     "SYMBOLS",
     "VARIANTS",
     "Layout",

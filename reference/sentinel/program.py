@@ -113,6 +113,19 @@ class Program:
             last[own][fetched] = (last[own][fetched] + 1 + draws.below(NUM_SYMBOLS - 1)) % NUM_SYMBOLS
         return replace(self, tables=(*self.tables[:-1], tuple(tuple(row) for row in last)))
 
+    def with_cut_laws(self) -> Program:
+        """The same states; of each law only the likeliest token is left, or in every other state all tokens but that one
+        (the rest get the logit of BOS): about half of its mass.
+
+        A drafter with such laws q is refused about every other time, and what is drawn then matters most: a token that
+        is drawn from p itself instead of the residual is off by a total variation of up to a quarter.
+        """
+        laws = []
+        for state, row in enumerate(self.law_logits):
+            top = row.index(max(row))
+            laws.append(tuple(one if (token == top) == (state % 2 == 0) else -512 for token, one in enumerate(row)))
+        return replace(self, law_logits=tuple(laws))
+
     def renamed(self, order: Sequence[int]) -> Program:
         """The same program for a vocabulary in which symbol i is called order[i], at every layer."""
         if sorted(order) != list(range(NUM_SYMBOLS)):

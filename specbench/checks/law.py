@@ -22,10 +22,11 @@ from specbench.claims import Facts, Misbehaviour, Violation
 from specbench.law.joint import draft_law, round_law, total_variation
 from specbench.law.optimum import best_by_paths
 from specbench.law.scripted import CannotTell, law_of
+from specbench.law.sequential import LawTest
 from specbench.law.toys import START, Drafted, Toy
 from specbench.own_bank import OwnBank
 from specbench.probe import Probe
-from specbench.protocols import Coins
+from specbench.protocols import Coins, SeededCoins
 from specbench.record import ClaimRecord
 from specbench.reference.sampling import probs
 from specbench.reference.verify import argmax_lowest, rule_for
@@ -38,6 +39,8 @@ GRID = 32  # looks at a coin before its pieces are narrowed down
 COIN_BITS = 32  # of a coin: a law is off by some 1e-9, far below TOLERANCE, in two thirds of the runs
 GOLDEN = 0.6180339887
 MAX_RUNS = 40_000  # of a function, for its law: ten times what a verifier with a coin a decision takes
+MAX_SAMPLER_RUNS = 2_000  # a draw takes a coin or two
+NUM_DRAWS = 1_000  # where a law cannot be gone through
 LAST_COIN = 1.0 - 2.0**-53
 # Filters in another order cut this one elsewhere.
 TELLING_LAW = tuple(Fraction(hundredths, 100) for hundredths in (0, 35, 25, 20, 11, 9))
@@ -168,11 +171,29 @@ def check_sampler(subject: Subject, case: Case, record: ClaimRecord) -> None:
                     f"sample() draws token {token} of no probability (coin {_named((coin,))})", padded, padded
                 )
         if sampling.temperature:
-            drawn = exact_law(lambda coins, law=right: probe.sample(law, coins))
-            found = torch.tensor([drawn.get(token, 0.0) for token in range(len(right))], dtype=torch.float64)
-            token = int((found - right).abs().argmax())
-            if float((found - right).abs().max()) > TOLERANCE:
-                _wrong_sampler(f"sample() draws token {token} with probability {float(found[token]):.6g}", right, found)
+            _check_draws(probe, right, case.seed, record)
+
+
+def _check_draws(probe: Probe, law: Tensor, seed: int, record: ClaimRecord) -> None:
+    """sample() must draw from the law float64 [V]: exactly, or as far as many draws tell where coins are too many."""
+    try:
+        drawn = exact_law(lambda coins: probe.sample(law, coins), max_runs=MAX_SAMPLER_RUNS)
+    except NotTested:
+        test, coins = LawTest([law.tolist()]), SeededCoins(seed)
+        for _ in range(NUM_DRAWS):
+            test.note(0, probe.sample(law, coins))
+        if test.is_rejected:
+            found = test.frequencies(0)
+            headline = f"sample() does not draw from its law ({NUM_DRAWS} draws, e-value {test.e_value:.1e})"
+            _wrong_sampler(headline, law, found)
+        record.note_remark(
+            f"sample() takes too many coins to go through them all: {NUM_DRAWS} draws of each law were judged instead"
+        )
+        return
+    found = torch.tensor([drawn.get(token, 0.0) for token in range(len(law))], dtype=torch.float64)
+    token = int((found - law).abs().argmax())
+    if float((found - law).abs().max()) > TOLERANCE:
+        _wrong_sampler(f"sample() draws token {token} with probability {float(found[token]):.6g}", law, found)
 
 
 def emitted_by(probe: Probe, case: LawCase, toy: Toy, sampling: Sampling, *, grid: int = GRID) -> Emitted:
@@ -195,10 +216,10 @@ def emitted_by(probe: Probe, case: LawCase, toy: Toy, sampling: Sampling, *, gri
     return Emitted(law, accepted, likeliest[1])
 
 
-def exact_law(function: Any, *, grid: int = GRID, shift: float = 0.5) -> Mapping[Any, float]:
+def exact_law(function: Any, *, grid: int = GRID, shift: float = 0.5, max_runs: int = MAX_RUNS) -> Mapping[Any, float]:
     """The law of a function of coins; NotTested where it is not to be had."""
     try:
-        return law_of(function, grid=grid, max_runs=MAX_RUNS, coin_bits=COIN_BITS, shift=shift)
+        return law_of(function, grid=grid, max_runs=max_runs, coin_bits=COIN_BITS, shift=shift)
     except CannotTell as reason:
         raise NotTested(f"the law of this target cannot be found by going through its coins: {reason}") from None
 

@@ -66,6 +66,11 @@ class LawTest:
     def num_draws(self) -> int:
         return int(self._counts.sum())
 
+    def frequencies(self, context_idx: int) -> Tensor:
+        """float64 [V]: how often each token was drawn in that context, as shares."""
+        counts = self._counts[context_idx, : int(self._sizes[context_idx])]
+        return counts / counts.sum().clamp(min=1)
+
     @property
     def log_e_value(self) -> float:
         return float(combined(log_e_values(self._counts, self._laws, self._sizes, self.null_tv)))
