@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -24,8 +24,9 @@ from specbench.reference.kv_cache import QUANTISED, AppendableCache, CacheSpec, 
 from specbench.steps import FlatTree
 from specbench.types import LayerTap, Taps
 
-# (layer, q [B, Hq, M, D], k [B, Hkv, M, D], v [B, Hkv, M, D]) -> mixed values [B, Hq, M, D], weights [B, Hq, M, K].
-Attend = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+# (layer, q [B, Hq, M, D], k [B, Hkv, M, D], v [B, Hkv, M, D]) -> mixed values [B, Hq, M, D], weights [B, Hq, M, K] or
+# None where they are never formed.
+Attend = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 # (layer, normed hidden states [B, M, hidden]) -> what the layer adds to them [B, M, hidden], attention weights if any.
 Mix = Callable[[int, Tensor], tuple[Tensor, Tensor | None]]
 
@@ -62,6 +63,25 @@ class LlamaConfig:
             raise ValueError(f"head_dim = {self.head_dim} must be even (rotary embedding turns pairs)")
 
 
+class FusedAttention(Protocol):
+    """Somebody else's attention of M rows over K keys; arguments as in `LlamaModel.attention`."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        block_mask: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        *,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        """Returns mixed values [B, Hq, M, D]. window: positions that a row sees, its own included, None for all."""
+        ...
+
+
 class LlamaModel:
     """Weights and the forward over them. Satisfies `specbench.protocols.LanguageModel`.
 
@@ -74,6 +94,7 @@ class LlamaModel:
         self.name = name
         self._weights = weights
         self._codec = ""
+        self._fused: FusedAttention | None = None
         self._embedding = weights["model.embed_tokens.weight"]
         self._head = self._embedding if config.tied else weights["lm_head.weight"]
         # fp16 and bf16 keep norms, angles and softmax in fp32; fp32 and fp64 compute throughout in their own dtype.
@@ -115,6 +136,12 @@ class LlamaModel:
             raise ValueError(f"codec {kind!r} is unknown: choose one of {', '.join(QUANTISED)}, or '' for none")
         twin = copy.copy(self)
         twin._codec = kind
+        return twin
+
+    def with_attention(self, attention: FusedAttention) -> LlamaModel:
+        """The same weights; rows behind a cache attend by `attention`. Whole causal texts keep the written-out one."""
+        twin = copy.copy(self)
+        twin._fused = attention
         return twin
 
     def first_layers(self, num_layers: int) -> LlamaModel:
@@ -213,7 +240,7 @@ class LlamaModel:
         prefix_len = cache.length
         block_mask, positions = flat.mask.to(self.device), flat.position_ids.to(self.device)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
             all_k, all_v = (one[None] for one in cache.append(layer, k[0], v[0]))  # [1, Hkv, K, D]
             num_cached = all_k.shape[2] - flat.num_rows  # a sliding cache may hold the last rows of the prefix only
             if taps is not None:
@@ -233,7 +260,7 @@ class LlamaModel:
             k, v = round_trip(self._codec, k), round_trip(self._codec, v)
             if taps is not None:
                 taps.layer(layer).k, taps.layer(layer).v = k, v
-            return self.attention(layer, q, k, v, mask, positions, positions)
+            return self._attention(layer, q, k, v, mask, positions, positions)
 
         return self._mix_by(position_ids, attend)
 
@@ -246,14 +273,29 @@ class LlamaModel:
         block_mask: Tensor,
         q_positions: Tensor,
         k_positions: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """One layer's attention of M rows over K keys, the last M of them the rows' own.
 
         q: [B, Hq, M, D]. k, v: [B, Hkv, K, D]. block_mask: bool [M, M] or [B, M, M], among the last M keys; the keys
         before them are all visible. q_positions: [M] or [B, M], k_positions: [K] or [B, K]; a key at a negative
         position is padding and hidden, and so is one that has left the layer's window.
-        Returns mixed values [B, Hq, M, D] and weights [B, Hq, M, K].
+        Returns mixed values [B, Hq, M, D] and weights [B, Hq, M, K], None from an attention that does not form them.
         """
+        if self._fused is None:
+            return self._attention(layer, q, k, v, block_mask, q_positions, k_positions)
+        window, scale = self.layer_windows[layer], 1.0 / math.sqrt(self.config.head_dim)
+        return self._fused(q, k, v, block_mask, q_positions, k_positions, window=window, scale=scale), None
+
+    def _attention(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        block_mask: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         weights = self._attention_weights(q, k, block_mask, q_positions, k_positions, layer)
         return weights @ v.repeat_interleave(self.config.num_heads // self.config.num_kv_heads, dim=1), weights
 

@@ -156,6 +156,14 @@ class PagedCache:
         slots = self._slots(range(self._lengths[layer]))
         return self._pool.keys[layer][:, slots], self._pool.values[layer][:, slots]
 
+    def in_place(self, prefix_len: int, num_rows: int) -> tuple[list[Tensor], Tensor | None]:
+        """For who moves rows itself, among rows prefix_len to prefix_len + num_rows - 1, whose pages are this cache's
+        own from here on: keys and values of all layers, each [num_pages, T, H, D], and the page table int32 [1, n]."""
+        self._own_pages(prefix_len, prefix_len + num_rows)
+        pools = (*self._pool.keys, *self._pool.values)
+        pages = [pool.unflatten(1, (-1, self.page_size)).permute(1, 2, 0, 3) for pool in pools]
+        return pages, torch.tensor([self._table], dtype=torch.int32, device=self.spec.device)
+
     def fork(self) -> PagedCache:
         """The same rows in a sequence of its own. Pages are shared until one of both writes to them."""
         twin = PagedCache.__new__(type(self))

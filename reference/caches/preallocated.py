@@ -78,6 +78,10 @@ class PreallocatedCache:
         """Keys and values of one layer, each [H, length, Dk or Dv]: views where the parts are keys and values."""
         return self._decode(layer, tuple(part[:, : self._lengths[layer]] for part in self._parts[layer]))
 
+    def in_place(self, prefix_len: int, num_rows: int) -> tuple[list[Tensor], Tensor | None]:
+        """For who moves rows itself: the parts of all layers, each [1, capacity, H, width], and no page table."""
+        return [part.transpose(0, 1)[None] for parts in self._parts for part in parts], None
+
     def fork(self: Kind) -> Kind:
         """The same rows in buffers of its own."""
         twin = copy.copy(self)

@@ -1,0 +1,162 @@
+"""The steps of a round with kernels in them: `kernel_steps(STEPS)` for one sequence at a time, as the decoder asks.
+
+What a kernel takes over is taken over wholly: where it cannot run, CannotRun says what is missing, and nothing else is
+run in its place. Drafting, processing, sampling and stop rules stay the base's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.kernels.commit_kv import commit_kv
+from specbench.kernels.launch import CannotRun
+from specbench.kernels.tree_attention import tree_attention
+from specbench.kernels.tree_mask import TreeMask, pack_mask, tree_mask, unpack_mask
+from specbench.kernels.verify_greedy import NO_TOKEN, verify_greedy
+from specbench.protocols import Cache, LanguageModel
+from specbench.steps import FlatTree, Steps
+from specbench.tree import DraftTree
+from specbench.types import Taps, VerifyResult
+
+MAX_NODES = 1024  # of a block; a longer run of known tokens is computed in several
+
+
+def kernel_steps(base: Steps, *, device: str | torch.device = "cpu") -> Steps:
+    """`base` with flatten (tree masks), forward, walk and commit by kernels. device: where trees are laid out."""
+
+    def flatten_on_device(tree: DraftTree, prefix_len: int) -> FlatTree:
+        return flatten(tree, prefix_len, device=device)
+
+    return replace(base, flatten=flatten_on_device, forward=forward, walk=walk, commit=commit)
+
+
+def flatten(tree: DraftTree, prefix_len: int, *, device: str | torch.device = "cpu") -> FlatTree:
+    """One row a node, in node order, as `reference.layouts.flatten_tree_mask`."""
+    parents, num_nodes = tree.parents.to(device), tree.num_nodes
+    made = tree_mask(
+        parents,
+        torch.tensor([prefix_len], dtype=torch.int32, device=device),
+        cu_nodes=torch.tensor([0, num_nodes], dtype=torch.int32, device=device),
+        max_nodes=num_nodes,
+    )
+    nodes = torch.arange(num_nodes)
+    return FlatTree(
+        tokens=tree.tokens,
+        position_ids=made.position_ids.cpu(),
+        mask=unpack_mask(made.bits, num_nodes).cpu(),
+        node_of_row=nodes,
+        row_of_node=nodes,
+    )
+
+
+def forward(model: LanguageModel, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
+    """The model's own forward, its rows attending by `tree_attention`; the model must have `with_attention`."""
+    if not hasattr(model, "with_attention"):
+        raise CannotRun(f"tree_attention cannot run in a {type(model).__name__}: give it with_attention(attention)")
+    fused: LanguageModel = model.with_attention(attend)
+    if flat.num_rows <= MAX_NODES:
+        return fused.forward(flat, cache, taps=taps)
+    if not torch.equal(flat.mask, torch.ones_like(flat.mask).tril()):
+        raise CannotRun(f"tree_attention cannot run on a tree of {flat.num_rows} nodes: at most {MAX_NODES}")
+    if taps is not None:
+        raise CannotRun(f"a run of {flat.num_rows} tokens is computed in pieces, which taps cannot show")
+    pieces = [slice(start, start + MAX_NODES) for start in range(0, flat.num_rows, MAX_NODES)]
+    return torch.cat([fused.forward(_piece(flat, rows), cache) for rows in pieces])
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_mask: Tensor,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    *,
+    window: int | None,
+    scale: float,
+) -> Tensor:
+    """`reference.model.FusedAttention` by the kernel, one sequence of the batch at a time.
+
+    q: [B, Hq, M, D]. k, v: [B, Hkv, K, D], the last M keys the rows' own. block_mask: bool [M, M] or [B, M, M]. Keys at
+    negative positions are padding in front of the others. Returns [B, Hq, M, D].
+    """
+    num_sequences, _, num_rows, _ = q.shape
+    mixed = []
+    for one in range(num_sequences):
+        mask = block_mask if block_mask.dim() == 2 else block_mask[one]
+        at = q_positions if q_positions.dim() == 1 else q_positions[one]
+        keys_at = k_positions if k_positions.dim() == 1 else k_positions[one]
+        num_hidden = int((keys_at[: keys_at.shape[0] - num_rows] < 0).sum())
+        keys, values = (x[one, :, num_hidden:].transpose(0, 1)[None] for x in (k, v))
+        num_cached = keys.shape[1] - num_rows
+        # The kernel counts positions from the first key it is given; only differences count.
+        shift = int(keys_at[num_hidden]) if num_cached else int(at[0])
+        depth = (at - shift - num_cached).to(torch.int32)
+        lens = torch.tensor([num_cached], dtype=torch.int32, device=q.device)
+        out, _ = tree_attention(
+            q[one].transpose(0, 1),
+            keys,
+            values,
+            TreeMask(pack_mask(mask), depth, at),
+            lens,
+            scale,
+            cu_nodes=torch.tensor([0, num_rows], dtype=torch.int32, device=q.device),
+            max_nodes=num_rows,
+            window=window,
+        )
+        mixed.append(out.transpose(0, 1))
+    return torch.stack(mixed)
+
+
+def walk(tree: DraftTree, target_logits: Tensor) -> VerifyResult:
+    """target_logits: float [N, V]. As `reference.verify.greedy_walk`, ValueError for NaN included."""
+    device = target_logits.device
+    found = verify_greedy(
+        target_logits,
+        tree.tokens.to(device),
+        tree.parents.to(device),
+        cu_nodes=torch.tensor([0, tree.num_nodes], dtype=torch.int32, device=device),
+        max_depth=max(1, int(tree.depth.max())),
+    )
+    bonus_token = int(found.bonus_tokens[0])
+    if bonus_token == NO_TOKEN:
+        raise ValueError("target logits hold NaN, so no token is the largest: look at the forward that made them")
+    return VerifyResult(tuple(found.path[0, : int(found.num_accepted[0])].tolist()), bonus_token)
+
+
+def commit(cache: Cache, prefix_len: int, rows: Sequence[int]) -> None:
+    """In place; the cache must have `in_place`. rows: the root's first, which is row 0, then those of the path."""
+    if not hasattr(cache, "in_place"):
+        raise CannotRun(
+            f"commit_kv cannot run on a {type(cache).__name__}: its rows cannot be moved in place; take a preallocated "
+            "or paged cache"
+        )
+    if not rows or rows[0] != 0:
+        raise ValueError(f"rows = {list(rows)} must begin with 0, the root's row")
+    buffers, page_table = cache.in_place(prefix_len, len(rows))
+    device = buffers[0].device
+    if path := list(rows[1:]):
+        # One launch for all buffers of one shape: layers may differ, and scales are narrower than rows.
+        alike: dict[Any, list[Tensor]] = {}
+        for one in buffers:
+            alike.setdefault((one.shape, one.stride(), one.dtype), []).append(one)
+        for some in alike.values():
+            commit_kv(
+                some,
+                torch.tensor([prefix_len], dtype=torch.int32, device=device),
+                torch.tensor([path], dtype=torch.int32, device=device),
+                torch.tensor([len(path)], dtype=torch.int32, device=device),
+                page_table=page_table,
+            )
+    cache.truncate(prefix_len + len(rows))
+
+
+def _piece(flat: FlatTree, rows: slice) -> FlatTree:
+    tokens = flat.tokens[rows]
+    own = torch.arange(len(tokens))
+    return FlatTree(tokens, flat.position_ids[rows], flat.mask[rows, rows], own, own)

@@ -1,0 +1,115 @@
+"""`kernels.tree_attention` against `reference.attention`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+from specbench.kernels.tree_attention import tree_attention
+from specbench.suites.kernels import DEVICE
+from specbench.suites.kernels.cases import AttentionCase, arguments, attention_cases
+from specbench.suites.kernels.comparisons import attention_differences
+from specbench.suites.kernels.drawing import drawn
+
+
+def kernel(*positional: Any, **keyword: Any) -> tuple[Tensor, Tensor]:
+    *tensors, case = positional
+    max_nodes = max(len(one) for one in case.trees)
+    return tree_attention(*tensors, max_nodes=max_nodes, num_splits=case.num_splits, **keyword)
+
+
+@drawn(500)
+@given(case=attention_cases())
+def test_every_row_attends_to_its_prefix_and_its_path(case: AttentionCase) -> None:
+    assert not attention_differences(case, kernel)
+
+
+CHAIN = (-1, 0, 1, 2)
+
+
+@pytest.mark.parametrize("num_nodes", [300, 1024])
+def test_large_trees(num_nodes: int) -> None:
+    """Words of the mask beyond the first, rows beyond the first block. Every 7th node hangs on the root."""
+    parents = (-1, *(0 if node % 7 == 0 else node // 2 for node in range(1, num_nodes)))
+    case = AttentionCase((parents,), (65,), num_key_heads=1, group=1, head_dim=8, page=16, window=70)
+    assert not attention_differences(case, kernel)
+
+
+@pytest.mark.parametrize("prefix_len", [0, 1, 63, 64, 65, 200])
+@pytest.mark.parametrize("num_splits", [1, 4, 9])
+def test_any_number_of_splits_is_merged(prefix_len: int, num_splits: int) -> None:
+    """More splits than blocks leave some of them empty."""
+    case = AttentionCase((CHAIN, (-1, 0, 0)), (prefix_len, 3), num_key_heads=2, group=2, num_splits=num_splits)
+    assert not attention_differences(case, kernel)
+
+
+def test_a_row_without_a_node_gets_zeros_and_minus_infinity() -> None:
+    case = AttentionCase(((-1, 0, -2, 0, -2),), (5,), group=2)
+    positional, keyword = arguments(case)
+    out, lse = kernel(*positional, case, **keyword)
+    assert torch.equal(out[[2, 4]], torch.zeros_like(out[[2, 4]]))
+    assert torch.equal(lse[[2, 4]], torch.full_like(lse[[2, 4]], -math.inf))
+    assert not out.isnan().any() and lse[[0, 1, 3]].isfinite().all()
+
+
+def test_large_scores_neither_overflow_nor_vanish() -> None:
+    """Scores of +-4,000: exponentials of the numbers themselves would be inf and 0."""
+    case = AttentionCase((CHAIN,), (70,), dtype="fp32", num_splits=2)
+    positional, keyword = arguments(case)
+    positional[0] *= 4000.0
+    out, lse = kernel(*positional, case, **keyword)
+    assert out.isfinite().all() and lse.isfinite().all() and float(lse.abs().max()) > 1000
+
+
+def test_a_page_far_out_in_memory_is_found() -> None:
+    """Its offset in numbers does not fit into 32 bits: pages of a large pool lie 2^31 numbers and more apart."""
+    case = AttentionCase((CHAIN,), (9,), dtype="fp16", page=4, head_dim=16)
+    (q, k, v, parents, prefix_lens, scale), keyword = arguments(case)
+    right = kernel(q, k, v, parents, prefix_lens, scale, case, **keyword)
+    step, num_pages = 2**29, k.shape[0]
+    pool = torch.empty_strided((num_pages, *k.shape[1:]), (step, *k.stride()[1:]), dtype=k.dtype, device=DEVICE)
+    assert step * (num_pages - 1) > 2**31
+    far = pool.copy_(k)
+    found = kernel(q, far, v, parents, prefix_lens, scale, case, **keyword)
+    assert torch.equal(found[0], right[0]) and torch.equal(found[1], right[1])
+
+
+WRONG: dict[str, tuple[dict[int, Any], dict[str, Any], str]] = {
+    "q": ({0: torch.zeros(4, 8)}, {}, "q has shape [4, 8], must be [any, any, any]"),
+    "heads": ({0: torch.zeros(4, 3, 8)}, {}, "q has 3 heads, must be a multiple of k's 2"),
+    "k": ({1: torch.zeros(1, 9, 2, 7)}, {}, "k has shape [1, 9, 2, 7], must be [1, any, any, 8]"),
+    "v": ({2: torch.zeros(1, 8, 2, 8)}, {}, "v has shape [1, 8, 2, 8], must be [1, 9, 2, 8]"),
+    "dtype": ({1: torch.zeros(1, 9, 2, 8).half()}, {}, "k is torch.float16 and v is torch.float32, must both be"),
+    "parents": ({3: torch.zeros(3, dtype=torch.int32)}, {}, "parents has shape [3], must be [4]"),
+    "cu_nodes": ({}, {"cu_nodes": torch.zeros(3, dtype=torch.int32)}, "cu_nodes has shape [3], must be [2]"),
+    "alibi": ({}, {"alibi_slopes": torch.zeros(3)}, "alibi_slopes has shape [3], must be [4]"),
+    "scales": ({}, {"k_scale": torch.ones(1, 9, 2)}, "must come without k_scale and v_scale"),
+    "table": ({}, {"page_table": torch.zeros(2, 3)}, "page_table has shape [2, 3], must be [1, any]"),
+    "stride": ({0: torch.zeros(4, 8, 4).mT}, {}, "q has stride 4 in its last dimension, must be 1"),
+    "wide": (
+        {0: torch.zeros(4, 4, 300), 1: torch.zeros(1, 9, 2, 300), 2: torch.zeros(1, 9, 2, 300)},
+        {},
+        "head size 300 must be at most 256",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_told(name: str) -> None:
+    places, keyword, sentence = WRONG[name]
+    positional: list[Any] = [
+        torch.zeros(4, 4, 8), torch.zeros(1, 9, 2, 8), torch.zeros(1, 9, 2, 8),
+        torch.tensor([-1, 0, 1, 2], dtype=torch.int32), torch.tensor([5], dtype=torch.int32), 1.0,
+    ]  # fmt: skip
+    for place, tensor in places.items():
+        positional[place] = tensor
+    moved = [one.to(DEVICE) if isinstance(one, Tensor) else one for one in positional]
+    usual = {"cu_nodes": torch.tensor([0, 4], dtype=torch.int32)} | keyword
+    with pytest.raises(ValueError) as told:
+        tree_attention(*moved, max_nodes=4, **{key: one.to(DEVICE) for key, one in usual.items()})
+    assert sentence in str(told.value)
