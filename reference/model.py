@@ -255,12 +255,13 @@ class LlamaModel:
         """Whole sequences, each row behind those before it."""
         positions = position_ids.to(self.device)
         mask = positions[:, None] >= positions[None, :]
+        attention = self.attention if self._fused is None else self._attention
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
             k, v = round_trip(self._codec, k), round_trip(self._codec, v)
             if taps is not None:
                 taps.layer(layer).k, taps.layer(layer).v = k, v
-            return self._attention(layer, q, k, v, mask, positions, positions)
+            return attention(layer, q, k, v, mask, positions, positions)
 
         return self._mix_by(position_ids, attend)
 

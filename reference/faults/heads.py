@@ -69,7 +69,7 @@ def _behind_attention(reorder: Callable[[Tensor], Tensor]) -> Change:
 
         def attention(
             layer: int, q: Tensor, k: Tensor, v: Tensor, block_mask: Tensor, q_positions: Tensor, k_positions: Tensor
-        ) -> tuple[Tensor, Tensor]:
+        ) -> tuple[Tensor, Tensor | None]:
             mixed, weights = right(layer, q, k, v, block_mask, q_positions, k_positions)
             return reorder(mixed.unflatten(1, (num_kv, -1))).reshape(mixed.shape), weights
 

@@ -95,7 +95,7 @@ def _turned(queries: bool, shift: Callable[[Tensor], Tensor]) -> Change:
         def mix_by(position_ids: Tensor, attend: Attend) -> Mix:
             cos, sin = model._rotation(shift(position_ids))
 
-            def attend_turned(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            def attend_turned(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
                 if queries:
                     return attend(layer, model._rotate(q, cos, sin), k, v)
                 return attend(layer, q, model._rotate(k, cos, sin), v)

@@ -13,12 +13,15 @@ from torch import Tensor
 
 from specbench.reference.attention import UNUSED
 from specbench.suites.kernels import DEVICE
+from specbench.tree import DraftTree
 
 BLOCK = 64  # rows that kernels take at once: prefixes and trees are drawn around it
 PREFIXES = (0, 1, 2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3)
 SIZES = (1, 2, 3, 5, 8, 9)  # nodes
 RARE_SIZES = (31, 33, 63, 64, 65, 70)
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+VOCABS = (1, 2, 3, 17, 4096, 4097, 9000)
+MOVED = (torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.uint8)
 CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -154,3 +157,91 @@ def _stored(rows: Tensor, codes: str, dtype: torch.dtype, wide: torch.dtype) -> 
     if codes == "int8":
         return scaled.nan_to_num(nan=99.0).round().to(torch.int8), scales
     return scaled.to(torch.float32).to(torch.float8_e4m3fn), scales
+
+
+@dataclass(frozen=True)
+class GreedyCase:
+    """num_tokens: drafts are among so many first ids; levels: so many different logits, hence ties."""
+
+    trees: tuple[tuple[int, ...], ...]
+    vocab_size: int
+    num_tokens: int
+    levels: int
+    dtype: str
+    seed: int
+
+    @property
+    def logits(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        num_rows = sum(len(one) for one in self.trees)
+        rows = torch.randint(self.levels, (num_rows, self.vocab_size), generator=generator).double()
+        rows[:, : self.num_tokens] += self.levels - 1  # what is drafted is often the winner
+        return (rows - self.levels).to(DTYPES[self.dtype])
+
+    @property
+    def drafts(self) -> list[DraftTree]:
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        most = min(self.num_tokens, self.vocab_size)
+        return [DraftTree.of(torch.randint(most, (len(one),), generator=generator).tolist(), one) for one in self.trees]
+
+
+@st.composite
+def greedy_cases(draw: st.DrawFn) -> GreedyCase:
+    return GreedyCase(
+        trees=tuple(draw(st.lists(shapes(rare=(64, 65, 130)), min_size=1, max_size=3))),
+        vocab_size=draw(st.sampled_from(VOCABS)),
+        num_tokens=draw(st.sampled_from([1, 2, 4, VOCABS[-1]])),
+        levels=draw(st.sampled_from([1, 2, 3, 50, 10**6])),
+        dtype=draw(st.sampled_from([*DTYPES])),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@dataclass(frozen=True)
+class CommitCase:
+    """paths: nodes of each sequence, in any order. page: rows a page, 0 for contiguous. width: 0 for scales."""
+
+    paths: tuple[tuple[int, ...], ...]
+    prefix_lens: tuple[int, ...]
+    num_buffers: int
+    num_heads: int
+    width: int
+    dtype: torch.dtype
+    page: int
+    strided: bool
+    seed: int
+
+
+@st.composite
+def commit_cases(draw: st.DrawFn) -> CommitCase:
+    paths = []
+    for _ in range(draw(st.integers(1, 3))):
+        nodes = draw(st.lists(st.integers(1, 70), unique=True, max_size=draw(st.sampled_from([3, 8, 20]))))
+        paths.append(tuple(sorted(nodes) if draw(st.booleans()) else nodes))
+    return CommitCase(
+        paths=tuple(paths),
+        prefix_lens=tuple(draw(st.sampled_from([0, 1, 5, 16, 63])) for _ in paths),
+        num_buffers=draw(st.sampled_from([1, 2, 5])),
+        num_heads=draw(st.sampled_from([1, 2, 3])),
+        width=draw(st.sampled_from([0, 1, 5, 8, 128])),
+        dtype=draw(st.sampled_from(MOVED)),
+        page=draw(st.sampled_from([0, 1, 3, 16])),
+        strided=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+def buffers_of(case: CommitCase) -> tuple[list[Tensor], Tensor | None]:
+    """And the page table, None for contiguous ones."""
+    generator = torch.Generator().manual_seed(case.seed)
+    num_rows = max(case.prefix_lens) + 72
+    num_sequences, first, table = len(case.paths), (len(case.paths), num_rows), None
+    if case.page:
+        per_sequence = -(-num_rows // case.page)
+        first = (num_sequences * per_sequence, case.page)
+        table = torch.randperm(first[0], generator=generator).view(num_sequences, per_sequence).to(torch.int32)
+    shape = (*first, case.num_heads, *([case.width] if case.width else []))
+    made = [torch.randint(-99, 99, shape, generator=generator).to(case.dtype) for _ in range(case.num_buffers)]
+    if case.strided:
+        made = [one.transpose(1, 2).contiguous().transpose(1, 2) for one in made]
+    return [one.to(DEVICE) for one in made], None if table is None else table.to(DEVICE)

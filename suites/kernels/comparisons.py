@@ -3,7 +3,7 @@ computation shows in the same dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 
 from specbench.compare import exact_bound, max_error, measured_bound, rms_error, scale_of
+from specbench.kernels.tree_mask import unpack_mask
 from specbench.reference import attention as twin
-from specbench.suites.kernels.cases import DTYPES, AttentionCase, arguments
+from specbench.reference.attention import ancestors
+from specbench.reference.verify import greedy_walk
+from specbench.suites.kernels import DEVICE
+from specbench.suites.kernels.cases import DTYPES, AttentionCase, CommitCase, GreedyCase, arguments, buffers_of
+from specbench.tree import DraftTree
 
 Attention = Callable[..., Any]
 
@@ -53,6 +58,125 @@ def attention_differences(case: AttentionCase, attention: Attention) -> list[Dif
         if not error <= bound.value:
             found.append(Difference(what, error, bound.value, bound.source))
     return found
+
+
+def asked_of(attention: Attention) -> Attention:
+    """A kernel's launcher as `attention_differences` calls it."""
+
+    def asked(*positional: Any, **keyword: Any) -> tuple[Tensor, Tensor]:
+        *tensors, case = positional
+        max_nodes = max(len(one) for one in case.trees)
+        out, lse = attention(*tensors, max_nodes=max_nodes, num_splits=case.num_splits, **keyword)
+        return out, lse
+
+    return asked
+
+
+def finds_far_pages(attention: Attention) -> bool:
+    """Whether pages are found that lie 2^31 numbers and more apart, so that offsets do not fit into 32 bits."""
+    case = AttentionCase(((-1, 0, 1, 2),), (9,), dtype="fp16", page=4, head_dim=16)
+    (q, k, *others), keyword = arguments(case)
+    step, num_pages = 2**29, k.shape[0]
+    far = torch.empty_strided((num_pages, *k.shape[1:]), (step, *k.stride()[1:]), dtype=k.dtype, device=k.device)
+    assert step * (num_pages - 1) > 2**31
+    far.copy_(k)
+    right, found = (asked_of(attention)(q, one, *others, case, **keyword) for one in (k, far))
+    return torch.equal(found[0], right[0]) and torch.equal(found[1], right[1])
+
+
+def decodes_fp8(attention: Attention) -> bool:
+    """Whether each of the 254 codes that are numbers is read as it is: a root alone gets its own value back."""
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE)
+    codes[(codes & 0x7F) == 0x7F] = 0
+    rows = codes.view(torch.float8_e4m3fn).view(1, 1, 1, 256)
+    one = torch.tensor([0], dtype=torch.int32, device=DEVICE)
+    ones = torch.ones(1, 1, 1, device=DEVICE)
+    q = torch.zeros(1, 1, 256, device=DEVICE)
+    extra = {"cu_nodes": boundaries([1]), "max_nodes": 1, "k_scale": ones, "v_scale": ones}
+    out, _ = attention(q, torch.zeros_like(rows.float()).to(rows.dtype), rows, one - 1, one, 1.0, **extra)
+    return torch.equal(out[0, 0].cpu(), rows.cpu().float().flatten())
+
+
+def masks_rightly(tree_mask: Callable[..., Any], parents: Sequence[Sequence[int]], prefix_lens: Sequence[int]) -> bool:
+    """Whether bits, depths and positions are those of the parents followed one by one."""
+    made = asked_mask(tree_mask, parents, prefix_lens)
+    row = 0
+    for own, start in zip(parents, prefix_lens, strict=True):
+        for node in range(len(own)):
+            path = ancestors(list(own), node)
+            seen = unpack_mask(made.bits[row : row + 1], len(own))[0].nonzero()[:, 0].tolist()
+            depth = max(0, len(path) - 1)
+            if (seen, int(made.depth[row]), int(made.position_ids[row])) != (sorted(path), depth, start + depth):
+                return False
+            row += 1
+    return True
+
+
+def asked_mask(tree_mask: Callable[..., Any], parents: Sequence[Sequence[int]], prefix_lens: Sequence[int]) -> Any:
+    sizes = [len(one) for one in parents]
+    flat = torch.tensor([parent for one in parents for parent in one], dtype=torch.int32, device=DEVICE)
+    lens = torch.tensor(prefix_lens, dtype=torch.int32, device=DEVICE)
+    return tree_mask(flat, lens, cu_nodes=boundaries(sizes), max_nodes=max(sizes))
+
+
+def walks_rightly(verify_greedy: Callable[..., Any], case: GreedyCase) -> bool:
+    """Whether each tree's path and bonus token are the reference's."""
+    trees, logits = case.drafts, case.logits
+    result, row = asked_walk(verify_greedy, trees, logits), 0
+    for idx, tree in enumerate(trees):
+        right = greedy_walk(tree, logits[row : row + tree.num_nodes])
+        if told_walk(result, idx) != (right.path, right.bonus_token):
+            return False
+        row += tree.num_nodes
+    return True
+
+
+def asked_walk(
+    verify_greedy: Callable[..., Any], trees: Sequence[DraftTree], logits: Tensor, *, max_depth: int | None = None
+) -> Any:
+    deepest = max(int(one.depth.max()) for one in trees)
+    return verify_greedy(
+        logits.to(DEVICE),
+        torch.cat([one.tokens for one in trees]).to(DEVICE),
+        torch.cat([one.parents for one in trees]).to(DEVICE),
+        cu_nodes=boundaries([one.num_nodes for one in trees]),
+        max_depth=deepest if max_depth is None else max_depth,
+    )
+
+
+def told_walk(result: Any, tree: int) -> tuple[tuple[int, ...], int] | None:
+    """Path and bonus token; None where something stands behind the path."""
+    num = int(result.num_accepted[tree])
+    if not (result.path[tree, num:] == -1).all():
+        return None
+    return tuple(result.path[tree, :num].tolist()), int(result.bonus_tokens[tree])
+
+
+def tells_nan(verify_greedy: Callable[..., Any], row: int) -> bool:
+    """Whether a walk down a chain of three ends where a row holds NaN, with the bonus token -1."""
+    logits = torch.zeros(3, 9000)
+    logits[0, 5], logits[1, 6], logits[2, 7] = 1.0, 1.0, 1.0
+    logits[row, 8999] = torch.nan
+    result = asked_walk(verify_greedy, [DraftTree.of([0, 5, 6], [-1, 0, 1])], logits)
+    return told_walk(result, 0) == (tuple(range(1, row + 1)), -1)
+
+
+def moves_rightly(commit_kv: Callable[..., None], case: CommitCase) -> bool:
+    """Whether the paths' rows stand behind the roots', and nothing else has moved."""
+    buffers, table = buffers_of(case)
+    prefix_lens = torch.tensor(case.prefix_lens, dtype=torch.int32, device=DEVICE)
+    num_accepted = torch.tensor([len(one) for one in case.paths], dtype=torch.int32, device=DEVICE)
+    longest = max(1, *(len(one) for one in case.paths)) + 1
+    filled = [(*one, *(77 for _ in range(longest - len(one)))) for one in case.paths]  # what stands behind is not read
+    path = torch.tensor(filled, dtype=torch.int32, device=DEVICE)
+    right = [rows_moved(one, prefix_lens, path, num_accepted, table) for one in buffers]
+    commit_kv(buffers, prefix_lens, path, num_accepted, page_table=table)
+    return all(torch.equal(mine, wanted) for mine, wanted in zip(buffers, right, strict=True))
+
+
+def boundaries(sizes: Sequence[int]) -> Tensor:
+    """cu_nodes int32 [B+1]."""
+    return torch.tensor([0, *torch.tensor(sizes).cumsum(0).tolist()], dtype=torch.int32, device=DEVICE)
 
 
 def rows_moved(buffer: Tensor, prefix_lens: Tensor, path: Tensor, num_accepted: Tensor, table: Tensor | None) -> Tensor:

@@ -13,14 +13,10 @@ from torch import Tensor
 from specbench.kernels.tree_attention import tree_attention
 from specbench.suites.kernels import DEVICE
 from specbench.suites.kernels.cases import AttentionCase, arguments, attention_cases
-from specbench.suites.kernels.comparisons import attention_differences
+from specbench.suites.kernels.comparisons import asked_of, attention_differences, decodes_fp8, finds_far_pages
 from specbench.suites.kernels.drawing import drawn
 
-
-def kernel(*positional: Any, **keyword: Any) -> tuple[Tensor, Tensor]:
-    *tensors, case = positional
-    max_nodes = max(len(one) for one in case.trees)
-    return tree_attention(*tensors, max_nodes=max_nodes, num_splits=case.num_splits, **keyword)
+kernel = asked_of(tree_attention)
 
 
 @drawn(500)
@@ -67,16 +63,11 @@ def test_large_scores_neither_overflow_nor_vanish() -> None:
 
 
 def test_a_page_far_out_in_memory_is_found() -> None:
-    """Its offset in numbers does not fit into 32 bits: pages of a large pool lie 2^31 numbers and more apart."""
-    case = AttentionCase((CHAIN,), (9,), dtype="fp16", page=4, head_dim=16)
-    (q, k, v, parents, prefix_lens, scale), keyword = arguments(case)
-    right = kernel(q, k, v, parents, prefix_lens, scale, case, **keyword)
-    step, num_pages = 2**29, k.shape[0]
-    pool = torch.empty_strided((num_pages, *k.shape[1:]), (step, *k.stride()[1:]), dtype=k.dtype, device=DEVICE)
-    assert step * (num_pages - 1) > 2**31
-    far = pool.copy_(k)
-    found = kernel(q, far, v, parents, prefix_lens, scale, case, **keyword)
-    assert torch.equal(found[0], right[0]) and torch.equal(found[1], right[1])
+    assert finds_far_pages(tree_attention)
+
+
+def test_every_fp8_code_is_read_as_the_number_that_it_is() -> None:
+    assert decodes_fp8(tree_attention)
 
 
 WRONG: dict[str, tuple[dict[int, Any], dict[str, Any], str]] = {

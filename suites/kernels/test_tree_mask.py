@@ -8,25 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.kernels.tree_mask import pack_mask, tree_mask, unpack_mask
-from specbench.reference.attention import UNUSED, ancestors
-from specbench.suites.kernels import DEVICE
+from specbench.reference.attention import UNUSED
 from specbench.suites.kernels.cases import scrambled, shapes
+from specbench.suites.kernels.comparisons import asked_mask, masks_rightly
 from specbench.suites.kernels.drawing import drawn
 from specbench.tree import DraftTree
 
 SIZES = (1, 2, 3, 7, 63, 64, 65, 130)
 trees = st.lists(shapes(sizes=SIZES, rare=(200, 1024)), min_size=1, max_size=4)
-
-
-def asked(parents: list[tuple[int, ...]], prefix_lens: list[int]):
-    sizes = torch.tensor([len(one) for one in parents])
-    given = [
-        torch.tensor([parent for one in parents for parent in one], dtype=torch.int32),
-        torch.tensor(prefix_lens, dtype=torch.int32),
-        torch.cat([torch.zeros(1), sizes.cumsum(0)]).to(torch.int32),
-    ]
-    flat, lens, cu_nodes = (one.to(DEVICE) for one in given)
-    return tree_mask(flat, lens, cu_nodes=cu_nodes, max_nodes=int(sizes.max()))
 
 
 @drawn(300)
@@ -36,21 +25,12 @@ def test_bits_depth_and_positions_are_those_of_the_path(
 ) -> None:
     if is_scrambled:
         parents = [scrambled(one, seed) for one in parents]
-    prefix_lens = [prefix_len + 7 * idx for idx in range(len(parents))]
-    made = asked(parents, prefix_lens)
-    row = 0
-    for own, start in zip(parents, prefix_lens, strict=True):
-        for node in range(len(own)):
-            path = ancestors(list(own), node)
-            seen = unpack_mask(made.bits[row : row + 1], len(own))[0].nonzero()[:, 0].tolist()
-            assert (seen, int(made.depth[row])) == (sorted(path), len(path) - 1)
-            assert int(made.position_ids[row]) == start + len(path) - 1
-            row += 1
+    assert masks_rightly(tree_mask, parents, [prefix_len + 7 * idx for idx in range(len(parents))])
 
 
 def test_a_tree_of_the_project_has_the_same_mask() -> None:
     tree = DraftTree.of(range(8), [-1, 0, 0, 1, 2, 2, 5, 6])
-    made = asked([tuple(tree.parent_list)], [11])
+    made = asked_mask(tree_mask, [tuple(tree.parent_list)], [11])
     assert torch.equal(unpack_mask(made.bits, 8).cpu(), tree.ancestor_mask)
     assert torch.equal(made.position_ids.cpu(), tree.position_ids(11))
     assert torch.equal(pack_mask(tree.ancestor_mask), made.bits.cpu())
@@ -63,17 +43,17 @@ def test_a_mask_packed_and_unpacked_is_itself(num_nodes: int) -> None:
 
 
 def test_an_unused_row_sees_nothing_and_a_circle_ends() -> None:
-    made = asked([(-1, UNUSED, 0), (-1, 2, 1)], [4, 9])
+    made = asked_mask(tree_mask, [(-1, UNUSED, 0), (-1, 2, 1)], [4, 9])
     assert made.bits[1].tolist() == [0] and made.depth[1] == 0
     assert made.bits[2].tolist() == [0b101]
     assert made.bits[4].tolist() == [0b110]  # the circle itself, and no more steps than there are nodes
 
 
 def test_a_parent_outside_its_tree_ends_the_path() -> None:
-    made = asked([(-1, 7), (-1, -9)], [0, 0])
+    made = asked_mask(tree_mask, [(-1, 7), (-1, -9)], [0, 0])
     assert made.bits[:, 0].tolist() == [0b01, 0b10, 0b01, 0b10]
 
 
 def test_the_mask_takes_a_bit_for_each_pair_of_nodes() -> None:
-    made = asked([tuple([-1] + [0] * 255)], [100_000])
+    made = asked_mask(tree_mask, [tuple([-1] + [0] * 255)], [100_000])
     assert made.bits.numel() * made.bits.element_size() == 256 * 256 // 8

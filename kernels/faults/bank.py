@@ -1,0 +1,418 @@
+"""The planted faults of kernels, by id. `suites/kernels/test_faults.py` demands that each is caught."""
+
+from __future__ import annotations
+
+from specbench.kernels.faults.fault import KernelFault
+
+_ATTENTION = [
+    KernelFault(
+        "group_mapping",
+        "tree_attention",
+        "query heads take key heads in turn instead of in groups",
+        (("head = key_head * GROUP + row % GROUP", "head = row % GROUP * (QUERY_HEADS // GROUP) + key_head"),),
+    ),
+    KernelFault(
+        "last_block_skipped",
+        "tree_attention",
+        "the last, partial block of keys is left out",
+        (("range(tl.cdiv(tl.maximum(end - begin, 0), STEP))", "range(tl.maximum(end - begin, 0) // STEP)"),),
+    ),
+    KernelFault(
+        "mask_shared",
+        "tree_attention",
+        "every sequence is masked as the first one is",
+        (
+            (
+                "tl.load(bits + (start + node) * num_words + (block * STEP >> 6)",
+                "tl.load(bits + node * num_words + (block * STEP >> 6)",
+            ),
+        ),
+        origin="vllm-project/vllm#20401",
+    ),
+    KernelFault(
+        "lower_triangle_unmasked",
+        "tree_attention",
+        "the mask is not looked at below the diagonal: right for chains, wrong for siblings",
+        (
+            (
+                "visible = visible & (((word[:, None] >> (other & 63).to(tl.int64)[None, :]) & 1) == 1)",
+                "visible = visible & ((((word[:, None] >> (other & 63).to(tl.int64)[None, :]) & 1) == 1) | "
+                "(other[None, :] < node[:, None]))",
+            ),
+        ),
+        origin="PaddlePaddle/FastDeploy#3514",
+    ),
+    KernelFault(
+        "mask_ignores_the_words",
+        "tree_attention",
+        "nodes from the 64th on are masked by the bits of the first 64",
+        (("(block * STEP >> 6), mask=is_row", "(block * STEP >> 30), mask=is_row"),),
+    ),
+    KernelFault(
+        "window_edge",
+        "tree_attention",
+        "a row sees one position more than its window holds",
+        (
+            (
+                "key_position[None, :] > (position - window)[:, None]",
+                "key_position[None, :] >= (position - window)[:, None]",
+            ),
+        ),
+    ),
+    KernelFault(
+        "window_by_block",
+        "tree_attention",
+        "the window ends where a block of keys does",
+        (
+            (
+                "visible = visible & (key_position[None, :] > (position - window)[:, None])",
+                "visible = visible & (key_position[None, :] // STEP >= ((position - window + 1) // STEP)[:, None])",
+            ),
+        ),
+    ),
+    KernelFault(
+        "window_by_slot",
+        "tree_attention",
+        "the window counts a node's row instead of its depth",
+        (("key_position = prefix_len + tl.load(depth + start + other, mask=is_key, other=0)", "key_position = key"),),
+    ),
+    KernelFault(
+        "window_of_the_deepest",
+        "tree_attention",
+        "the prefix is cut by the window of the deepest node",
+        (
+            (
+                "first = tl.maximum(prefix_len - window + 1, 0)",
+                "first = tl.minimum(tl.maximum(tl.max(position, axis=0) - window + 1, 0), prefix_len)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "merge_without_rescale",
+        "tree_attention",
+        "partial outputs are averaged without their weights",
+        (
+            (
+                "merged = merged * rescale[:, None] + values * weight[:, None]",
+                "merged = merged + values * weight[:, None]",
+            ),
+        ),
+    ),
+    KernelFault(
+        "merge_forgets_the_tree",
+        "tree_attention",
+        "the last partial result, the tree's own, is not merged",
+        (("for part in range(num_parts):", "for part in range(num_parts - 1):"),),
+    ),
+    KernelFault(
+        "online_without_rescale",
+        "tree_attention",
+        "what a program summed up so far keeps the scale of an older maximum",
+        (("out = out * rescale[:, None] + tl.dot(", "out = out + tl.dot("),),
+    ),
+    KernelFault(
+        "empty_row_is_nan",
+        "tree_attention",
+        "a row that sees nothing divides zero by zero",
+        (
+            ("divisor = tl.where(total > 0, total, 1.0)\n    part =", "divisor = total\n    part ="),
+            ('is_number = (one > float("-inf"))[:, None] &', "is_number = (one == one)[:, None] &"),
+        ),
+    ),
+    KernelFault(
+        "unused_rows_see_the_prefix",
+        "tree_attention",
+        "a row without a node attends to the prefix",
+        (("is_row = is_stored & (((own >> (node & 63)) & 1) == 1)", "is_row = is_stored"),),
+    ),
+    KernelFault(
+        "dead_rows_times_zero",
+        "tree_attention",
+        "rows behind the last one are loaded and multiplied by zero",
+        (("mask=is_row[:, None] & (dims < HEAD_DIM)[None, :], other=0)", "mask=(dims < HEAD_DIM)[None, :], other=0)"),),
+    ),
+    KernelFault(
+        "cap_of_one",
+        "tree_attention",
+        "scores are not measured in caps before they are capped",
+        (("ratio = scores / CAP", "ratio = scores"),),
+    ),
+    KernelFault(
+        "bias_by_row",
+        "tree_attention",
+        "ALiBi counts a node's row instead of its depth",
+        (("(key_position[None, :] - position[:, None]).to(ACC)", "(key[None, :] - position[:, None]).to(ACC)"),),
+    ),
+    KernelFault(
+        "bias_of_the_first_head",
+        "tree_attention",
+        "all heads of a group share a slope",
+        (("tl.load(alibi_slopes + head, mask", "tl.load(alibi_slopes + key_head * GROUP + row * 0, mask"),),
+    ),
+    KernelFault(
+        "value_scale_forgotten",
+        "tree_attention",
+        "codes of values are taken for values",
+        (("weights *= tl.load(v_scale + s_offsets", "weights *= 1.0 + 0.0 * tl.load(v_scale + s_offsets"),),
+    ),
+    KernelFault(
+        "scale_of_the_first_head",
+        "tree_attention",
+        "all key heads share the scales of the first",
+        (
+            (
+                "s_offsets = page * strides[6] + slot * strides[7] + key_head * strides[8]",
+                "s_offsets = page * strides[6] + slot * strides[7]",
+            ),
+        ),
+    ),
+    KernelFault(
+        "fp8_subnormals",
+        "tree_attention",
+        "the smallest fp8 numbers are taken for zero",
+        (
+            (
+                'wide = tl.where((code & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0)',
+                "wide = tl.where((code & 0x78) == 0, 0.0, half.to(tl.float32) * 256.0)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "page_of_another",
+        "tree_attention",
+        "every sequence reads through the first page table",
+        (("page_table + sequence.to(tl.int64) * table_stride", "page_table"),),
+    ),
+    KernelFault(
+        "int32_offset",
+        "tree_attention",
+        "offsets of pages far out do not fit into 32 bits",
+        (
+            (
+                "k_offsets = page * strides[0] + slot * strides[1] + key_head * strides[2]",
+                "k_offsets = (page * strides[0] + slot * strides[1] + key_head * strides[2]).to(tl.int32)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "narrow_sums",
+        "tree_attention",
+        "weights and sums are rounded to half precision",
+        (
+            (
+                "weights = tl.exp(scores - shift[:, None])",
+                "weights = tl.exp(scores - shift[:, None]).to(tl.float16).to(ACC)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "lse_without_maximum",
+        "tree_attention",
+        "the lse of a row lacks the maximum that was taken off",
+        (
+            (
+                'tl.store(lse + result, tl.where(total > 0, top + tl.log(divisor), float("-inf"))',
+                'tl.store(lse + result, tl.where(total > 0, tl.log(divisor), float("-inf"))',
+            ),
+        ),
+    ),
+]
+_MASK = [
+    KernelFault(
+        "bit_of_word_one",
+        "tree_mask",
+        "bit 64 lands on bit 0 of the first word",
+        (("((at >> 6)[:, None] == words[None, :])", "((at >> 20)[:, None] == words[None, :])"),),
+    ),
+    KernelFault(
+        "self_left_out",
+        "tree_mask",
+        "a node does not see itself",
+        (
+            (
+                "at = tl.where(parent == UNUSED, -1, node).to(tl.int64)",
+                "at = tl.where(parent == UNUSED, -1, parent).to(tl.int64)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "one_level",
+        "tree_mask",
+        "a node sees its parent and nothing above",
+        (("while (num_steps < num_nodes) &", "while (num_steps < 2) &"),),
+    ),
+    KernelFault(
+        "position_of_the_node",
+        "tree_mask",
+        "positions follow the order of nodes instead of their depth",
+        (
+            (
+                "tl.load(prefix_lens + tree).to(tl.int64) + levels, mask=is_row)",
+                "tl.load(prefix_lens + tree).to(tl.int64) + node, mask=is_row)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "prefix_of_the_first",
+        "tree_mask",
+        "all trees stand behind the first prefix",
+        (("tl.load(prefix_lens + tree).to(tl.int64) + levels", "tl.load(prefix_lens).to(tl.int64) + levels"),),
+    ),
+    KernelFault(
+        "parents_of_the_batch",
+        "tree_mask",
+        "parents are read as rows of the batch",
+        (
+            (
+                "at = tl.load(parents + start + at, mask=is_node, other=-1)",
+                "at = tl.load(parents + at, mask=is_node, other=-1)",
+            ),
+        ),
+    ),
+]
+_GREEDY = [
+    KernelFault(
+        "last_of_equals",
+        "verify_greedy",
+        "of equal maxima the highest id wins",
+        (
+            ("((value > top) | (at < 0))", "((value >= top) | (at < 0))"),
+            (
+                "lowest = tl.min(tl.where((top == largest) & (at >= 0), at, vocab_size), axis=0)",
+                "lowest = tl.max(tl.where((top == largest) & (at >= 0), at, -1), axis=0)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "stretches_not_compared",
+        "verify_greedy",
+        "the first stretch of the vocabulary decides",
+        (
+            (
+                'largest = tl.max(tl.where(tops == tops, tops, float("-inf")), axis=0)',
+                'largest = tl.max(tl.where((tops == tops) & (stretches == 0), tops, float("-inf")), axis=0)',
+            ),
+        ),
+    ),
+    KernelFault(
+        "first_sibling_only",
+        "verify_greedy",
+        "the walk goes on below the first of several copies only",
+        (("fits = has_parent & (spelt == depth)", "fits = has_parent & (spelt == depth) & (parent == node)"),),
+    ),
+    KernelFault(
+        "row_of_the_child",
+        "verify_greedy",
+        "a draft is judged by its own row",
+        (
+            (
+                "where = (start + node) * NUM_STRETCHES",
+                "where = (start + tl.minimum(node + 1, num_nodes - 1)) * NUM_STRETCHES",
+            ),
+        ),
+    ),
+    KernelFault(
+        "bonus_of_the_root",
+        "verify_greedy",
+        "the bonus token is the root's winner",
+        (
+            (
+                "tl.store(bonus_tokens + tree, token.to(tl.int64))",
+                "tl.store(bonus_tokens + tree, tl.load(winner + start * NUM_STRETCHES).to(tl.int64))",
+            ),
+        ),
+    ),
+    KernelFault(
+        "nan_passes",
+        "verify_greedy",
+        "NaN is passed over",
+        (("is_bad = tl.max(has_nan, axis=0) > 0", "is_bad = tl.max(has_nan, axis=0) > 1"),),
+    ),
+    KernelFault(
+        "tree_of_the_batch",
+        "verify_greedy",
+        "parents are compared with rows of the batch",
+        (("spelt = tl.load(reached + start + parent,", "spelt = tl.load(reached + parent,"),),
+    ),
+    KernelFault(
+        "path_backwards",
+        "verify_greedy",
+        "the path is told from its end",
+        (
+            (
+                "tl.store(path + tree * max_depth + place, tl.where(is_path, at, -1))",
+                "back = tl.where(is_path, depth - 1 - place, place)\n"
+                "        tl.store(path + tree * max_depth + back, tl.where(is_path, at, -1))",
+            ),
+        ),
+    ),
+]
+_COMMIT = [
+    KernelFault(
+        "in_turn",
+        "commit_kv",
+        "rows are moved one after the other, over others that are still to be read",
+        (
+            ("rows = tl.load(base + reads, mask=is_entry)", "only = is_entry"),
+            (
+                "tl.store(base + writes, rows, mask=is_entry)",
+                "for moved in range(MAX_PATH):\n"
+                "        only = is_entry & (step == moved)[:, None]\n"
+                "        tl.store(base + writes, tl.load(base + reads, mask=only), mask=only)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "over_the_root",
+        "commit_kv",
+        "the path's first row lands on the root's",
+        (
+            (
+                "source, destination = prefix_len + node, prefix_len + 1 + step",
+                "source, destination = prefix_len + node, prefix_len + step",
+            ),
+        ),
+    ),
+    KernelFault(
+        "one_too_many",
+        "commit_kv",
+        "one row more than was accepted is moved",
+        (("is_moved = step < num_moved", "is_moved = step < num_moved + tl.minimum(num_moved, 1)"),),
+    ),
+    KernelFault(
+        "first_buffer_only",
+        "commit_kv",
+        "keys are moved, values are not",
+        (("base = tl.load(pointers + tl.program_id(1))", "base = tl.load(pointers)"),),
+    ),
+    KernelFault(
+        "destination_page",
+        "commit_kv",
+        "a row stays in the page that it came from",
+        (
+            (
+                "destination_page = tl.load(table + destination // PAGE,",
+                "destination_page = tl.load(table + source // PAGE,",
+            ),
+        ),
+    ),
+    KernelFault(
+        "heads_beyond_the_first",
+        "commit_kv",
+        "the heads behind the first program's columns stay",
+        (
+            (
+                "column = (tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)",
+                "column = tl.arange(0, COLUMNS).to(tl.int64)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "prefix_of_the_first_sequence",
+        "commit_kv",
+        "all sequences are taken to have the first one's prefix",
+        (("prefix_len = tl.load(prefix_lens + sequence)", "prefix_len = tl.load(prefix_lens)"),),
+    ),
+]
+
+FAULTS: dict[str, KernelFault] = {one.id: one for one in (*_ATTENTION, *_MASK, *_GREEDY, *_COMMIT)}

@@ -1,0 +1,92 @@
+"""The decoder with every kernel in it: the same tokens, logits and cache rows as the reference's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specbench.kernels.launch import CannotRun
+from specbench.kernels.steps import commit, forward, kernel_steps, walk
+from specbench.reference.caches.contiguous import ContiguousCache
+from specbench.reference.drafters.by_name import DRAFTERS
+from specbench.reference.layouts import flatten_tree_mask
+from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
+from specbench.reference.recurrent import Recurrence, tiny_hybrid
+from specbench.reference.session import TreeSession
+from specbench.reference.steps import STEPS
+from specbench.suites.kernels import DEVICE
+from specbench.suites.kernels.decoder import KernelTarget
+from specbench.tree import DraftTree
+from specbench.types import Request
+
+SIZES = {"vocab_size": 13, "hidden_size": 16, "intermediate_size": 24, "num_layers": 2, "num_heads": 4}
+GROUPED = tiny_llama(LlamaConfig(**SIZES, num_kv_heads=2, head_dim=4), seed=1)
+WINDOWED = tiny_llama(LlamaConfig(**SIZES, num_kv_heads=1, head_dim=6, windows=(3, None)), seed=2)
+HYBRID = tiny_hybrid(LlamaConfig(**SIZES, num_kv_heads=2, head_dim=4), Recurrence(layers=(1,)), seed=3)
+MODELS = {"grouped": GROUPED, "windowed": WINDOWED, "hybrid": HYBRID}
+PREFIX = [1, 2, 3, 4, 5, 6, 7]
+TREE = DraftTree.of([8, 3, 4, 3, 9, 4, 5, 5], [-1, 0, 0, 1, 2, 2, 5, 6])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("cache", ["preallocated", "paged_4", "int8"])
+def test_two_rounds_leave_the_same_logits_and_rows(model: str, cache: str) -> None:
+    mine = TreeSession(MODELS[model].to(torch.float64, DEVICE), steps=kernel_steps(STEPS, device=DEVICE), cache=cache)
+    right = TreeSession(MODELS[model], cache=cache)
+    for session in (mine, right):
+        session.prefill(PREFIX)
+    for path in ([2, 5, 6, 7], [1, 3]):
+        torch.testing.assert_close(mine.forward_tree(TREE).cpu(), right.forward_tree(TREE), rtol=0, atol=1e-11)
+        for session in (mine, right):
+            session.commit(path)
+        for layer in range(right.num_layers):
+            for one, other in zip(mine.kv(layer), right.kv(layer), strict=True):
+                torch.testing.assert_close(one.cpu(), other, rtol=0, atol=1e-11)
+
+
+def test_a_fork_keeps_its_pages_when_the_other_commits() -> None:
+    """Rows are moved in place, and a page may be shared."""
+    session = TreeSession(GROUPED, steps=kernel_steps(STEPS, device=DEVICE), cache="paged_4")
+    session.prefill(PREFIX)
+    twin = session.fork()
+    before = [one.clone() for one in twin.kv(0)]
+    session.forward_tree(TREE)
+    session.commit([2, 5])
+    assert all(torch.equal(one, other) for one, other in zip(twin.kv(0), before, strict=True))
+
+
+@pytest.mark.parametrize("model", ["grouped", "windowed"])
+@pytest.mark.parametrize("batch_layout", ["packed", "left_padded"])
+def test_whole_generations_and_batches_are_plain_decoding(model: str, batch_layout: str) -> None:
+    one = MODELS[model]
+    target = KernelTarget()
+    decoder = target.build(one, DRAFTERS["self_tree"](one), batch_layout=batch_layout)
+    plain = target.build(one, None)
+    prompts = ([3, 1, 4], [5, 9, 2, 6, 5, 3])
+    right = [plain.generate(prompt, max_new_tokens=4).tokens for prompt in prompts]
+    assert [decoder.generate(prompt, max_new_tokens=4).tokens for prompt in prompts] == right
+    batch = decoder.generate_batch([Request(tuple(prompt), 4) for prompt in prompts])
+    assert [answer.tokens for answer in batch] == right
+
+
+def test_what_has_no_kernel_is_refused() -> None:
+    flat = flatten_tree_mask(TREE, 0)
+    with pytest.raises(
+        CannotRun, match=r"commit_kv cannot run on a ContiguousCache: its rows cannot be moved"
+    ):
+        commit(ContiguousCache(GROUPED.cache_spec), 0, [0])
+    with pytest.raises(CannotRun, match=r"tree_attention cannot run in a object: give it with_attention\(attention\)"):
+        forward(object(), flat, GROUPED.new_cache())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="target logits hold NaN"):
+        walk(TREE, torch.full((8, 13), torch.nan, device=DEVICE))
+
+
+def test_a_long_run_of_known_tokens_is_computed_in_pieces() -> None:
+    model: LlamaModel = tiny_llama(LlamaConfig(5, 4, 4, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=4), seed=4)
+    tokens = torch.randint(5, (1100,), generator=torch.Generator().manual_seed(0)).tolist()
+    mine = TreeSession(model.to(torch.float64, DEVICE), steps=kernel_steps(STEPS, device=DEVICE), cache="preallocated")
+    right = TreeSession(model, cache="preallocated")
+    for session in (mine, right):
+        session.prefill(tokens)
+    one = DraftTree.of([3, 1], [-1, 0])
+    torch.testing.assert_close(mine.forward_tree(one).cpu(), right.forward_tree(one), rtol=0, atol=1e-11)

@@ -1,0 +1,100 @@
+"""Every planted fault of a kernel is caught by what the suite asks of it, and the good kernel passes all of that.
+
+A faulty kernel may read where nothing is, so each is asked in a process of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+
+from specbench.kernels import commit_kv, tree_attention, tree_mask, verify_greedy
+from specbench.kernels.faults.bank import FAULTS
+from specbench.kernels.faults.fault import planted
+from specbench.reference.attention import UNUSED
+from specbench.suites.kernels.cases import AttentionCase, CommitCase, GreedyCase
+from specbench.suites.kernels.comparisons import (
+    asked_of,
+    attention_differences,
+    decodes_fp8,
+    finds_far_pages,
+    masks_rightly,
+    moves_rightly,
+    tells_nan,
+    walks_rightly,
+)
+
+TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 5)
+SECOND = (-1, 0, 1, 1, 0)
+COPIES = (-1, 0, 0, 2, 2, 4)  # of one token: the first child of the root has no child
+WIDE = (-1, *(max(0, node - 3) for node in range(1, 70)))
+ATTENTION = [
+    AttentionCase((TREE, SECOND), (7, 66), num_key_heads=2, group=2, num_splits=2),
+    AttentionCase((WIDE,), (3,), num_key_heads=1, group=1),
+    AttentionCase((TREE, SECOND), (67, 2), group=2, page=3, window=4, num_splits=2),
+    AttentionCase((TREE,), (130,), window=66, num_splits=3, seed=3),
+    AttentionCase((TREE, (*SECOND, UNUSED)), (9, 5), num_key_heads=2, group=2, alibi=True, soft_cap=1.5, page=16),
+    AttentionCase((TREE,), (70,), num_key_heads=2, codes="int8", page=1),
+    AttentionCase((TREE,), (70,), num_key_heads=2, codes="fp8"),
+    AttentionCase((TREE,), (70,), dtype="fp32"),
+]
+MASKS = [[TREE, SECOND], [WIDE], [(-1, 3, 0, 2), (-1, UNUSED, 0)]]
+GREEDY = [
+    GreedyCase((TREE, SECOND), vocab, num_tokens, levels, "fp32", seed)
+    for vocab, num_tokens, levels in ((3, 1, 1), (5, 2, 2), (9000, 1, 3), (9000, 9000, 10**6))
+    for seed in range(3)
+]
+GREEDY.append(GreedyCase((COPIES,), 3, 1, 1, "fp32", 0))
+COMMIT = [
+    CommitCase(((1, 3, 4), (2, 5)), (5, 0), 2, 2, 8, torch.float32, 0, False, 0),
+    CommitCase(((4, 1, 3), (3, 1)), (5, 16), 2, 2, 8, torch.float32, 3, False, 1),
+    CommitCase((tuple(range(2, 40)), ()), (1, 63), 1, 3, 128, torch.float32, 16, True, 2),
+]
+
+
+CAUGHT, LIMIT = 3, 120.0  # exit code, seconds
+KERNELS = {one.__name__.rpartition(".")[2]: one for one in (tree_attention, tree_mask, verify_greedy, commit_kv)}
+
+
+def answers(kernel: str, module: ModuleType) -> Iterator[bool]:
+    """Whether each thing asked of the kernel comes out right."""
+    launcher = getattr(module, kernel)
+    if kernel == "tree_attention":
+        yield from (not attention_differences(case, asked_of(launcher)) for case in ATTENTION)
+        yield decodes_fp8(launcher)
+        yield finds_far_pages(launcher)
+    elif kernel == "tree_mask":
+        yield from (masks_rightly(launcher, trees, [7 + 3 * idx for idx in range(len(trees))]) for trees in MASKS)
+    elif kernel == "verify_greedy":
+        yield from (walks_rightly(launcher, case) for case in GREEDY)
+        yield tells_nan(launcher, 1)
+    else:
+        yield from (moves_rightly(launcher, case) for case in COMMIT)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_good_kernel_passes_what_its_faults_fail(kernel: str) -> None:
+    assert all(answers(kernel, KERNELS[kernel]))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught(fault: str) -> None:
+    child = multiprocessing.get_context("fork").Process(target=_ask, args=(fault,))
+    child.start()
+    child.join(LIMIT)
+    if child.exitcode is None:
+        child.kill()
+    assert child.exitcode in (CAUGHT, -signal.SIGSEGV, -signal.SIGBUS)
+
+
+def _ask(fault: str) -> None:
+    os.close(2)  # a crash would print a stack here
+    torch.set_num_threads(1)  # of the parent's threads none has come along
+    one = FAULTS[fault]
+    os._exit(0 if all(answers(one.kernel, planted(one))) else CAUGHT)
