@@ -114,8 +114,8 @@ class Program:
         return replace(self, tables=(*self.tables[:-1], tuple(tuple(row) for row in last)))
 
     def with_cut_laws(self) -> Program:
-        """The same states; of each law only the likeliest token is left, or in every other state all tokens but that one
-        (the rest get the logit of BOS): about half of its mass.
+        """The same states; of each law only the likeliest token is left, or in every other state all but that one (the
+        rest get the logit of BOS): about half of its mass.
 
         A drafter with such laws q is refused about every other time, and what is drawn then matters most: a token that
         is drawn from p itself instead of the residual is off by a total variation of up to a quarter.

@@ -71,9 +71,7 @@ def test_whole_generations_and_batches_are_plain_decoding(model: str, batch_layo
 
 def test_what_has_no_kernel_is_refused() -> None:
     flat = flatten_tree_mask(TREE, 0)
-    with pytest.raises(
-        CannotRun, match=r"commit_kv cannot run on a ContiguousCache: its rows cannot be moved"
-    ):
+    with pytest.raises(CannotRun, match=r"commit_kv cannot run on a ContiguousCache: its rows cannot be moved"):
         commit(ContiguousCache(GROUPED.cache_spec), 0, [0])
     with pytest.raises(CannotRun, match=r"tree_attention cannot run in a object: give it with_attention\(attention\)"):
         forward(object(), flat, GROUPED.new_cache())  # type: ignore[arg-type]
