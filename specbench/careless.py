@@ -39,7 +39,11 @@ class Careless:
         for pieces in plans:
             tokens: list[int] = []
             for piece, kept in pieces:
-                tokens += next(answers).tokens if piece.max_new_tokens else ()
+                if piece.max_new_tokens:
+                    answer = next(answers, None)
+                    if answer is None:
+                        raise ValueError(f"the engine gave too few answers to {len(asked)} requests")
+                    tokens += answer.tokens
                 if kept is not None:
                     tokens.append(kept)
                     self.num_kept += 1

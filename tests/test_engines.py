@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from specbench import cli, engine_run
 from specbench.careless import Careless
 from specbench.engine_models import AGREEMENT, SentinelModel, as_engines_read
 from specbench.engine_run import Result, results_of, run_engine, run_engines, table
-from specbench.engines import ENGINES, Answer, Engine, Files, Missing, Mode, Request, Settings, engine_named
+from specbench.engines import ENGINES, Answer, Engine, Files, Missing, Mode, Refused, Request, Settings, engine_named
 from specbench.record import BUG, EQUAL, NOT_TESTED
 from specbench.reference.sentinel import accepted_lengths, load_program
 from specbench.types import Sampling
@@ -66,7 +68,7 @@ def test_sampled_tokens_follow_the_law(mode: str) -> None:
     sampling = Sampling(0.7, top_k=5)
     (one,) = results_of_modes(engine("llama.cpp"), mode, num=100, sampling=sampling)
     assert one.audit.verdict == EQUAL, one.audit.sentence
-    assert 800 < one.audit.num_tokens < 900  # the others stand where two tokens tie for the fifth place
+    assert one.audit.num_tokens == 900
     assert one.sampling == "temperature 0.7, top_k 5"
 
 
@@ -152,7 +154,7 @@ class Fake:
                 raise self._why
             tokens = program.continuation(one.prompt, one.max_new_tokens)
             tokens[0] = (tokens[0] + self._shift) % 16
-            yield Answer(tuple(tokens), num_drafted=self._num_drafted, num_kept=1)
+            yield Answer(tuple(tokens), num_drafted=self._num_drafted, num_kept=min(1, self._num_drafted or 0))
 
 
 @pytest.mark.parametrize(
@@ -162,11 +164,25 @@ class Fake:
         (Fake(num_drafted=0), NOT_TESTED, "no draft was verified"),
         (Fake(fails_at=2), BUG, "after 2 answers of 9 it raised RuntimeError: out of slots"),
         (Fake(fails_at=0), BUG, "after 0 answers of 9 it raised RuntimeError: out of slots"),
-        (Fake(fails_at=0, why=ValueError("no such mode")), NOT_TESTED, "refused: no such mode"),
-        (Fake(fails_at=0, why=ImportError("no quanto")), NOT_TESTED, "refused: no quanto"),
+        (Fake(fails_at=0, why=Refused("no such mode")), NOT_TESTED, "refused: no such mode"),
+        (Fake(fails_at=0, why=NotImplementedError()), NOT_TESTED, "refused: NotImplementedError"),
+        (Fake(fails_at=1, why=Refused("no more")), BUG, "after 1 answer of 9 it raised no more"),
+        (Fake(fails_at=0, why=ValueError("shape")), BUG, "after 0 answers of 9 it raised ValueError: shape"),
+        (Fake(fails_at=0, why=ImportError("no quanto")), BUG, "after 0 answers of 9 it raised ImportError: no quanto"),
         (Fake(shift=1, fails_at=2), BUG, "mistakes in 60 tokens in 2 outputs; first: random-1, token 0:"),
     ],
-    ids=["right", "drafts nothing", "fails", "fails at once", "refuses", "misses a package", "wrong before it fails"],
+    ids=[
+        "right",
+        "drafts nothing",
+        "fails",
+        "fails at once",
+        "refuses",
+        "is not made",
+        "refuses late",
+        "bad value",
+        "misses a package",
+        "wrong before it fails",
+    ],
 )
 def test_a_mode_gets_the_verdict_that_it_has_earned(fake: Fake, verdict: str, sentence: str) -> None:
     (one,) = results_of_modes(fake, "drafting")
@@ -177,7 +193,103 @@ def test_a_mode_gets_the_verdict_that_it_has_earned(fake: Fake, verdict: str, se
 def test_a_wrong_mode_is_shown_by_its_shortest_request_and_no_token_more() -> None:
     (one,) = results_of_modes(Fake(shift=1), "drafting")
     assert one.smallest.startswith("prompt [16, ")
-    assert "(random-1), 1 new tokens, alone: it gives [" in one.smallest
+    assert "(random-1), 1 new token, alone: it gives [" in one.smallest
+
+
+class Says(Fake):
+    """The program's tokens, changed by a function of (request's number, answer) into what it yields."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self._change = change
+
+    def generate(self, files: Files, requests: Sequence[Request], settings: Settings) -> Iterator[Answer]:
+        for number, answer in enumerate(super().generate(files, requests, settings)):
+            yield from self._change(number, answer)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda at, one: [one] if at < 7 else [], "it gave 7 answers to 9 requests"),
+        (lambda at, one: [one, one], "first: random-2, token 0:"),
+        (lambda at, one: [one] if at < 8 else [one, one], "it gave more than 9 answers to 9 requests"),
+        (lambda at, one: [replace(one, tokens=None) if at == 3 else one], "answer 4: tokens must be a sequence of"),
+        (lambda at, one: [replace(one, num_kept=9)], "answer 1: num_kept = 9 must be at most num_drafted = 4"),
+    ],
+    ids=["too few", "each twice", "one more", "no tokens", "kept more than drafted"],
+)
+def test_answers_that_are_not_as_asked_are_a_bug(change: Any, sentence: str) -> None:
+    (one,) = results_of_modes(Says(change), "drafting")
+    assert one.audit.verdict == BUG
+    assert sentence in one.audit.sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "smallest"),
+    [
+        (lambda at, one: [replace(one, tokens=one.tokens[:-1])], "prompt [16, 9] (random-1), 30 new tokens, alone: it"),
+        (
+            lambda at, one: [replace(one, tokens=(*one.tokens, 3))],
+            "prompt [16, 9] (random-1), 30 new tokens, alone: it",
+        ),
+        (lambda at, one: [replace(one, tokens=one.tokens[: 30 - at])], "no single request fails by itself"),
+    ],
+    ids=["short", "long", "short behind others"],
+)
+def test_the_smallest_case_of_a_wrong_length_is_a_request_alone(change: Any, smallest: str) -> None:
+    (one,) = results_of_modes(Says(change), "drafting")
+    assert one.smallest.startswith(smallest)
+
+
+def test_an_engine_that_answers_otherwise_each_time_is_told_from_one_that_fails_in_batches() -> None:
+    calls = iter(range(100))
+
+    def change(at: int, one: Answer) -> list[Answer]:
+        """Right when it is asked for the second time, and wrong again behind the first token."""
+        call = next(calls)
+        return [one if call in (9, 10) else replace(one, tokens=(one.tokens[0], *one.tokens[:-1]))]
+
+    (one,) = results_of_modes(Says(change), "drafting")
+    assert "30 new tokens, alone: it is not deterministic: it gives [" in one.smallest
+
+
+def test_tokens_a_forward_are_those_that_were_emitted() -> None:
+    """Though it is judged no further than its first token that is no symbol."""
+    odd = Says(lambda at, one: [Answer((*one.tokens[:9], -1, *one.tokens[10:]), num_forwards=15)])
+    (one,) = results_of_modes(odd, "plain")
+    assert (one.drafting, one.tokens) == ("2.00 tokens a forward", "270 (90 judged)")
+
+
+@pytest.mark.parametrize(("kept", "text"), [(2, "18 of 36 drafts kept"), (None, "36 drafts verified")])
+def test_kept_drafts_are_shown_where_they_are_known(kept: int | None, text: str) -> None:
+    (one,) = results_of_modes(Says(lambda at, one: [replace(one, num_kept=kept)]), "drafting")
+    assert one.drafting == text
+
+
+def test_a_fault_of_ours_ends_the_judgement_of_one_mode(
+    fakes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge = engine_run.audit_outputs
+
+    def fails(program: Any, outputs: Any, *args: Any, **options: Any) -> Any:
+        if outputs[0].mode == "plain":
+            raise KeyError("of ours")
+        return judge(program, outputs, *args, **options)
+
+    monkeypatch.setattr("specbench.engine_run.audit_outputs", fails)
+    assert cli.main(["engines", "transformers", "--max-new-tokens", "5"]) == 2
+    told = capsys.readouterr()
+    assert (
+        "plain                      NOT TESTED  specbench failed to judge it, please report this: KeyError" in told.out
+    )
+    assert "drafting                   EQUAL" in told.out
+    assert "specbench failed to judge it" in told.err
+
+
+def test_what_an_engine_says_does_not_end_a_cell_of_the_table() -> None:
+    (one,) = results_of_modes(Fake(fails_at=0, why=RuntimeError("a | `b`\n<c> \udc80")), "plain")
+    assert r"it raised RuntimeError: a \| \`b\` \<c> \\udc80 | 0 |" in table([one])[-1]
 
 
 def test_plain_decoding_need_not_draft() -> None:
@@ -257,21 +369,106 @@ def test_the_command_prints_and_writes_what_it_found(
         (["transformers", "--model", "./nowhere"], "./nowhere is not a folder"),
         (["transformers", "--variant", "lama"], "unknown variant 'lama'"),
         (["transformers", "--temperature", "-1"], "temperature = -1.0"),
-        (["transformers", "--json", "/nowhere/e.json"], "No such file or directory"),
-        (["transformers", "--add", "/nowhere/e.json"], "No such file or directory"),
+        (["transformers", "--json", "/nowhere/e.json"], "cannot write /nowhere/e.json: No such file or directory"),
+        (["transformers", "--add", "/nowhere/e.json"], "--add /nowhere/e.json cannot be read: No such file"),
+        (["transformers", "--add", str(ROOT / "README.md")], "README.md is not JSON: Expecting value"),
+        (["transformers", "--add", str(ROOT / ".ci" / "half.json")], "half.json cannot be read"),
+        (["transformers", "--top-k", "3", "--min-p", "0.1"], "nothing is drawn, for --top-k, --min-p to filter"),
+        (["transformers", "--mode", "fast"], "transformers: mode = 'fast' must be one of plain; drafting"),
+        (["transformers", "vlm", "--mode", "plain"], "unknown engine 'vlm'"),
+        (["mine.py"], "mine.py must say what is yours in it: mine.py:ATTRIBUTE, such as mine.py:load"),
+        (["mine.py:"], "mine.py: must say what is yours in it: mine.py:ATTRIBUTE, such as mine.py:load"),
     ],
 )
 def test_a_wrong_word_is_one_sentence(
     fakes: dict[str, Any], words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["engines", *words]) != 0
-    assert sentence in capsys.readouterr().err
+    assert cli.main(["engines", *words]) == 2
+    told = capsys.readouterr()
+    assert sentence in told.err
+    assert told.out == ""  # nothing ran
+
+
+def test_one_file_is_not_both_reports(
+    fakes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = str(tmp_path / "same")
+    assert cli.main(["engines", "transformers", "--json", same, "--markdown", same]) == 2
+    assert "same is named by --json and by --markdown" in capsys.readouterr().err
+
+
+def test_an_earlier_run_that_is_not_utf8_is_named(
+    fakes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "e.json").write_bytes(b"\xff\xfe")
+    assert cli.main(["engines", "transformers", "--add", str(tmp_path / "e.json")]) == 2
+    assert "e.json is not JSON: 'utf-8' codec" in capsys.readouterr().err
+
+
+def test_a_mode_that_is_named_twice_runs_once(fakes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["engines", *2 * ["transformers"], *2 * ["--mode", "plain"], "--max-new-tokens", "5"]) == 0
+    assert capsys.readouterr().out.count("EQUAL") == 1
+
+
+def test_what_ends_one_engine_does_not_end_the_next(
+    fakes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(Fake):
+        def version(self) -> str:
+            raise ValueError("version() raised RuntimeError: none")
+
+    class Absent(Fake):
+        def version(self) -> str:
+            raise Missing("pip install absent")
+
+    fakes["transformers"], fakes["mlx-lm"], data = Broken(), Absent(), tmp_path / "e.json"
+    words = ["engines", "transformers", "mlx-lm", "llama.cpp", "--mode", "plain", "--json", str(data)]
+    assert cli.main([*words, "--max-new-tokens", "5"]) == 2
+    told = capsys.readouterr()
+    assert "transformers on sentinel llama: version() raised RuntimeError: none" in told.err
+    assert "nothing of transformers was judged" in told.err
+    assert "nothing of mlx-lm was judged" in told.err
+    assert [one["verdict"] for one in json.loads(data.read_text())["engines"]] == [EQUAL]
+
+
+@pytest.mark.parametrize(
+    ("fake", "code"),
+    [(Fake(fails_at=0, why=Refused("not here")), 2), (Fake(num_drafted=0), 0), (Fake(fails_at=0), 1)],
+    ids=["nothing is judged", "one mode of two", "a bug"],
+)
+def test_the_exit_code_is_0_only_where_something_was_judged(
+    fake: Fake, code: int, fakes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fakes["transformers"] = fake
+    assert cli.main(["engines", "transformers", "--max-new-tokens", "5"]) == code
+    assert ("nothing of transformers was judged" in capsys.readouterr().err) == (code == 2)
+
+
+@pytest.mark.parametrize(
+    "why", [RuntimeError("dies"), Refused("not here")], ids=["a crash is no catch", "nothing is asked"]
+)
+def test_a_wrong_draft_must_be_seen_by_its_tokens(
+    why: Exception, fakes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fakes["transformers"] = Fake(fails_at=0, why=why)
+    assert cli.main(["engines", "transformers", "--keep-wrong"]) == 2
+    assert "it was not the wrong draft that was seen: " in capsys.readouterr().err
 
 
 def test_the_page_is_one_that_the_command_writes() -> None:
     text = (ROOT / "docs" / "engines.md").read_text("utf-8")
     assert text.startswith(engine_run.PAGE)
     assert text.splitlines()[text.splitlines().index(table([])[0]) + 1] == table([])[1]
+
+
+def test_the_engines_that_the_page_shows_are_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers", reason="to run these engines: pip install -e '.[dev]'")
+    blocks = re.findall(r"^```python\n(.*?)^```$", engine_run.PAGE, re.DOTALL | re.MULTILINE)
+    file = tmp_path / "mine.py"
+    file.write_text("\n\n".join(blocks))
+    words = [f"{file}:load", f"{file}:ENGINE", "--mode", "drafter", "--max-new-tokens", "3"]
+    assert cli.main(["engines", *words]) == 0
+    assert capsys.readouterr().out.count("drafter                    EQUAL") == 2
 
 
 def test_the_command_shows_that_a_kept_draft_is_seen(fakes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from specbench.engines.engine import REFUSALS, Answer, Engine, Files, Missing, Mode, Request, Settings
-from specbench.engines.own import engine_in
+from specbench.engines.engine import REFUSALS, Answer, Engine, Files, Missing, Mode, Refused, Request, Settings
 
 ENGINES = {
     "transformers": "hugging_face",
@@ -22,11 +21,21 @@ ENGINES = {
 
 
 def engine_named(name: str) -> Engine:
-    """name: one of ENGINES, or `./file.py:ATTRIBUTE` (`own.py`). KeyError for another."""
-    if ".py:" in name:
-        return engine_in(name)
+    """name: one of ENGINES, KeyError for another. One of one's own is loaded where it runs (`apart.py`)."""
     engine: Engine = import_module(f"specbench.engines.{ENGINES[name]}").ENGINE
     return engine
 
 
-__all__ = ["ENGINES", "REFUSALS", "Answer", "Engine", "Files", "Missing", "Mode", "Request", "Settings", "engine_named"]
+__all__ = [
+    "ENGINES",
+    "REFUSALS",
+    "Answer",
+    "Engine",
+    "Files",
+    "Missing",
+    "Mode",
+    "Refused",
+    "Request",
+    "Settings",
+    "engine_named",
+]

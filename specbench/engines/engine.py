@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,8 +13,22 @@ class Missing(Exception):
     """The engine is not installed; the text is the command that installs it."""
 
 
-# What says that something cannot be asked for; whatever else an engine raises is a fault of it.
-REFUSALS = (ValueError, ImportError, NotImplementedError)
+class Refused(Exception):
+    """A mode or a setting cannot be asked of the engine; the text says why, in a sentence."""
+
+
+# Before the first answer these say that something cannot be asked for. Later, and whatever else an engine raises, is a
+# fault of it: a ValueError comes as easily from a wrong shape in the middle of a verification.
+REFUSALS = (Refused, NotImplementedError)
+
+
+@contextmanager
+def configuring() -> Iterator[None]:
+    """Around what only loads or sets up an engine: a ValueError or ImportError there says what it cannot do."""
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        raise Refused(f"{type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -96,4 +111,4 @@ class Engine(Protocol):
 
     def generate(self, files: Files, requests: Sequence[Request], settings: Settings) -> Iterator[Answer]:
         """Answers in the order of the requests. A text ends early only with an end token of the model, which may be
-        left out. ValueError says in a sentence what cannot be asked of it."""
+        left out. `Refused` says, before the first of them, what cannot be asked of it; what else it raises is a BUG."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from specbench.engines.engine import Answer, Files, Missing, Mode, Request, Settings
+from specbench.engines.engine import Answer, Files, Missing, Mode, Refused, Request, Settings, configuring
 
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _BATCH = 4
@@ -54,11 +55,15 @@ class _Transformers:
 
         def load(folder: Path) -> Any:
             dtype = getattr(torch, _DTYPES[settings.weights])
-            return AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, trust_remote_code=False
-            )
+            with configuring():
+                return AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=dtype, use_safetensors=True, trust_remote_code=False
+                )
 
-        mode, target = settings.mode, load(files.target)
+        mode = settings.mode
+        if mode == "quantised cache" and find_spec("optimum.quanto" if find_spec("optimum") else "optimum") is None:
+            raise Refused("a quantised cache needs a package that is not installed: pip install optimum-quanto")
+        target = load(files.target)
         options = dict(_OPTIONS.get(mode, {})) | _sampling(settings)
         if mode.startswith("assistant"):
             options |= _assistant(files, load, mode)
@@ -101,7 +106,7 @@ def _sampling(settings: Settings) -> dict[str, Any]:
 def _assistant(files: Files, load: Any, mode: str) -> dict[str, Any]:
     is_other = mode.endswith("other tokenizer")
     if is_other and not files.symbols:
-        raise ValueError("needs a drafter of another vocabulary, which only a sentinel has here")
+        raise Refused("needs a drafter of another vocabulary, which only a sentinel has here")
     assistant = load(files.other_drafter if is_other else files.drafter)
     options: dict[str, Any] = {"assistant_model": assistant}
     if mode == "assistant, constant":  # every draft is made and verified, however unsure

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench.engines.engine import Answer, Files, Missing, Mode, Request, Settings
+from specbench.engines.engine import Answer, Files, Missing, Mode, Refused, Request, Settings
 
 _PRECISIONS = {"fp32": "32-true", "bf16": "bf16-true", "fp16": "16-true"}
 _BATCHES = {"plain, batch of 1": 1, "plain, batch of 2": 2, "plain, batch of 4": 4}
@@ -42,7 +42,7 @@ class _LitGpt:
         import torch
 
         if settings.min_p is not None:
-            raise ValueError("it has no min_p")
+            raise Refused("it has no min_p")
         room = max(len(one.prompt) + one.max_new_tokens for one in requests)
         batch = _BATCHES.get(settings.mode, 1)
         target, ends = _loaded(files.target, settings.weights, room, batch)
@@ -139,7 +139,7 @@ def _loaded(folder: Path, weights: str, room: int, batch: int) -> tuple[Any, lis
 
     read = json.loads((folder / "config.json").read_text("utf-8"))
     if read["model_type"] != "llama" or read.get("rope_scaling"):
-        raise ValueError("only a Llama without scaled rotary frequencies is read here")
+        raise Refused("only a Llama without scaled rotary frequencies is read here")
     rotary = read.get("rope_parameters") or read
     config = Config(
         name=folder.name,

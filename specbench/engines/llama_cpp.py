@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from specbench.engines.engine import Answer, Files, Missing, Mode, Request, Settings
+from specbench.engines.engine import Answer, Files, Missing, Mode, Refused, Request, Settings
 
 _NGRAMS = {
     "n-gram": "NGRAM_SIMPLE",
@@ -48,7 +48,7 @@ class _LlamaCpp:
         import xllamacpp
 
         if not files.target_gguf.is_file():
-            raise ValueError("there is no GGUF file of this variant of the sentinel")
+            raise Refused("there is no GGUF file of this variant of the sentinel")
         slots = _NUM_SLOTS if settings.mode.endswith("slots") else 1
         server = xllamacpp.Server(_params(files, settings.mode, slots))
         sampling: dict[str, Any] = {
@@ -65,7 +65,7 @@ class _LlamaCpp:
             asked |= {"seed": settings.seed + number, "logprobs": 2, "verbose": True, "return_tokens": True}
             said: Any = server.handle_completions(asked)
             if "choices" not in said:
-                raise ValueError(f"it answered {str(said)[:200]}")
+                raise RuntimeError(f"it answered {str(said)[:200]}")
             timings, choice = said.get("timings", {}), said["choices"][0]
             tokens = tuple(said["__verbose"]["tokens"])
             places = (choice.get("logprobs") or {}).get("content", [])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench.engines.engine import Answer, Files, Missing, Mode, Request, Settings
+from specbench.engines.engine import Answer, Files, Missing, Mode, Refused, Request, Settings
 
 _DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 _OPTIONS: Mapping[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ class _MistralRs:
         from mistralrs import Architecture, CompletionRequest, ModelDType, Runner, Which
 
         if not files.symbols:
-            raise ValueError("it answers by text, which gives the tokens of a sentinel only")
+            raise Refused("it answers by text, which gives the tokens of a sentinel only")
         with tempfile.TemporaryDirectory() as work:
 
             def which(folder: Path) -> Any:
@@ -74,7 +74,7 @@ class _MistralRs:
 
 
 def _asked(call: Any, *args: Any, **options: Any) -> Any:
-    """Whatever goes wrong in there is a ValueError too, which is not to pass for a refusal of ours."""
+    """Whatever goes wrong in there is a ValueError, with a trace of its own behind the first line."""
     try:
         return call(*args, **options)
     except ValueError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specbench.engines.engine import Answer, Files, Missing, Mode, Request, Settings
+from specbench.engines.engine import Answer, Files, Missing, Mode, Request, Settings, configuring
 
 _PREFILL_STEPS = {
     "plain, short prefill": 7,
@@ -46,8 +46,9 @@ class _MlxLm:
 
         # Not `load`: it tries the tokenizer on words, and sixteen symbols hold none.
         mode = settings.mode
-        target, config = load_model(files.target)
-        drafter: Any = load_model(files.drafter)[0] if mode.startswith("draft") else None
+        with configuring():
+            target, config = load_model(files.target)
+            drafter: Any = load_model(files.drafter)[0] if mode.startswith("draft") else None
         ends = config.get("eos_token_id")
         options: dict[str, Any] = {"prefill_step_size": _PREFILL_STEPS.get(mode, 512)}
         if mode.endswith("8-bit cache"):

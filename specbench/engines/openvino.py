@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specbench.engines.engine import Answer, Files, Missing, Mode, Request, Settings
+from specbench.engines.engine import Answer, Files, Missing, Mode, Refused, Request, Settings, configuring
 
 # What the weights are multiplied in; q8_0 and q4_0 stay packed in memory. No q4_1: its reader rounds the minima.
 _PRECISIONS = {"f16": "f32", "q8_0": "f32", "q4_0": "f32", "fp32": "f32", "bf16": "bf16"}
@@ -186,15 +186,16 @@ def _convert_folder(folder: Path, made: Path) -> None:
         from optimum.intel import OVConfig
     except ImportError:
         # 2.2 wants torchvision, whose wheels do not go with a CPU build of torch.
-        raise ImportError("folders need `pip install optimum-intel==2.1.0 torch==2.13.0`, GGUF does not") from None
-    main_export(
-        str(folder),
-        output=made,
-        task="text-generation-with-past",
-        library_name="transformers",
-        convert_tokenizer=False,
-        ov_config=OVConfig(dtype="fp32"),  # whatever the folder's format, nothing is rounded
-    )
+        raise Refused("folders need `pip install optimum-intel==2.1.0 torch==2.13.0`, GGUF does not") from None
+    with configuring():
+        main_export(
+            str(folder),
+            output=made,
+            task="text-generation-with-past",
+            library_name="transformers",
+            convert_tokenizer=False,
+            ov_config=OVConfig(dtype="fp32"),  # whatever the folder's format, nothing is rounded
+        )
 
 
 def _convert_gguf(gguf: Path, made: Path) -> None:

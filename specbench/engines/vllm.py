@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from specbench.engines.engine import Answer, Files, Missing, Mode, Request, Settings
+from specbench.engines.engine import Answer, Files, Missing, Mode, Refused, Request, Settings, configuring
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
 _NUM_DRAFTS = 4
@@ -82,7 +82,8 @@ class _Vllm:
         with tempfile.TemporaryDirectory(prefix="specbench-vllm-") as scratch:
             options = _options(files, requests, settings, Path(scratch))
             vllm = _imported()
-            llm = vllm.LLM(**options)
+            with configuring():
+                llm = vllm.LLM(**options)
         num_together = len(requests) if "max_num_seqs" in options else 1
         for start in range(0, len(requests), num_together):
             some = requests[start : start + num_together]
@@ -115,13 +116,13 @@ def _options(files: Files, requests: Sequence[Request], settings: Settings, scra
     if kind == "plain":
         return options
     if settings.temperature and settings.min_p:
-        raise ValueError("vLLM takes no min_p where drafts are verified")
+        raise Refused("vLLM takes no min_p where drafts are verified")
     if kind == "suffix" and find_spec("arctic_inference") is None:
-        raise ValueError("suffix decoding needs a package that is not installed: pip install arctic-inference")
+        raise Refused("suffix decoding needs a package that is not installed: pip install arctic-inference")
     drafts = {"num_speculative_tokens": _NUM_DRAFTS, **_DRAFTS[kind]}
     if shape == "other tokenizer":
         if not files.symbols:
-            raise ValueError("needs a drafter of another vocabulary, which only a sentinel has here")
+            raise Refused("needs a drafter of another vocabulary, which only a sentinel has here")
         options["tokenizer"] = _with_unknown(files.target, scratch)
         drafts |= {"model": _with_unknown(files.other_drafter, scratch), "use_heterogeneous_vocab": True}
     elif kind == "draft model":
