@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -354,3 +355,54 @@ def test_a_cut_law_leaves_a_residual_that_shows() -> None:
         assert float((unmended - p).abs().sum()) / 2 == pytest.approx(overlap * (1 - overlap), abs=1e-9)
         overlaps.append(overlap)
     assert sum(one * (1 - one) for one in overlaps) / 17 > 0.2
+
+
+DRAFTS, TEXTS, LENGTH = 4, 18, 100
+
+
+def sampled_texts(fault: str, *, seed: int = 0) -> list[Output]:
+    """Speculative sampling along chains of DRAFTS, over the laws of PROGRAM and of the drafter that engines get."""
+    coins, drafter = random.Random(seed), PROGRAM.with_cut_laws()
+
+    def draw(law: list[float]) -> int:
+        return coins.choices(range(17), weights=law)[0]
+
+    outputs = []
+    for number in range(TEXTS):
+        prompt = (BOS, *random_symbols(number, 20))
+        text = list(prompt)
+        while len(text) < len(prompt) + LENGTH:
+            path: list[int] = []
+            laws = []
+            for _ in range(DRAFTS):
+                laws.append(drafter.law([*text, *path]))
+                path.append(draw(laws[-1]))
+            for at, (token, q) in enumerate(zip(path, laws, strict=True)):
+                p = PROGRAM.law([*text, *path[:at]])
+                likely = p[token] / q[token] if fault != "the draft's argmax for q" else p[token] / max(q)
+                if coins.random() < (p[token] if fault == "p alone accepts" else likely):
+                    continue
+                left = [max(0.0, one - other) for one, other in zip(p, q, strict=True)]
+                if fault == "p for the residual":
+                    left = p
+                elif fault == "the residual's argmax":
+                    left = [float(one == max(left)) for one in left]
+                text += [*path[:at], draw(left)]
+                break
+            else:
+                text += [*path, draw(PROGRAM.law([*text, *path]))]
+        outputs.append(Output(prompt, tuple(text[len(prompt) : len(prompt) + LENGTH]), max_new_tokens=LENGTH))
+    return outputs
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_speculative_sampling_is_within_the_law(seed: int) -> None:
+    assert audit_sampled(PROGRAM, sampled_texts("none", seed=seed), Sampling(1.0))[0].verdict == EQUAL
+
+
+@pytest.mark.parametrize(
+    "fault", ["p for the residual", "the residual's argmax", "p alone accepts", "the draft's argmax for q"]
+)
+def test_usual_faults_of_acceptance_show_within_what_a_run_asks_for(fault: str) -> None:
+    """1,800 tokens, as `specbench engines --temperature 1` asks for."""
+    assert audit_sampled(PROGRAM, sampled_texts(fault), Sampling(1.0))[0].verdict == BUG

@@ -28,7 +28,7 @@ from specbench.claims import (
 from specbench.judge import Failed, Skipped
 from specbench.loading import TargetError, load_target
 from specbench.profiles import PROFILES
-from specbench.protocols import Coins, LanguageModel
+from specbench.protocols import Coins, LanguageModel, SeededCoins
 from specbench.record import EQUAL, NOT_TESTED, ClaimRecord, RunRecord, footer
 from specbench.reduce import reduce_case
 from specbench.reference.decoder import Decoder
@@ -252,7 +252,7 @@ LAW = DrafterCase(prompt=(1, 3), max_nodes=2, max_depth=1, temperature=100)
 
 def test_draws_by_inverse_sums_are_shown_exactly_on_the_grid() -> None:
     assert check("drafter.law", Drawing(), LAW).remarks == [
-        "laws of drafts: exact to 1/16 a token for draws of one uniform each"
+        "laws of drafts: exact to 1/16 a token for every draw, of one uniform each, down to depth 1"
     ]
 
 
@@ -265,7 +265,7 @@ class ByGumbel(Drawing):
 
 def test_draws_of_another_make_are_judged_by_counting() -> None:
     (remark,) = check("drafter.law", ByGumbel(), LAW).remarks
-    assert remark.startswith("laws of drafts by counting: 216 drafts would have shown a shift of 0.2")
+    assert remark.startswith("laws of drafts by counting: 216 drafts would have shown a shift of 0.25 down to depth 1")
     assert remark.endswith("false alarms at most 1e-06 a run")
 
 
@@ -318,7 +318,7 @@ def test_a_draw_without_a_law_is_told() -> None:
 
 
 def test_reference_draws_without_replacement_follow_their_law_at_every_place_of_a_draft() -> None:
-    """The second sibling is drawn from what the first one left: seeds 0 to 3 sweep each uniform in turn."""
+    """The second sibling is drawn from what the first one left."""
 
     class Distinct:
         def build_drafter(self, model: LanguageModel) -> Any:
@@ -328,7 +328,9 @@ def test_reference_draws_without_replacement_follow_their_law_at_every_place_of_
     for seed in range(4):
         record = ClaimRecord("drafter.law", "tiny-fp64")
         CHECKS["drafter.law"](subject, DrafterCase(max_nodes=4, max_depth=2, temperature=100, seed=seed), record)
-        assert record.remarks == ["laws of drafts: exact to 1/16 a token for draws of one uniform each"]
+        assert record.remarks == [
+            "laws of drafts: exact to 1/16 a token for every draw, of one uniform each, down to depth 3"
+        ]
 
 
 # ---- what a draft may depend on
@@ -571,3 +573,177 @@ class Seeded(Drawing):
 @pytest.mark.parametrize("seed", range(40))
 def test_right_draws_of_an_unusual_make_are_not_accused(kind: type[Drawing], seed: int) -> None:
     check("drafter.law", kind(), DrafterCase(prompt=(1, 2), seed=seed, temperature=100), make=kind)
+
+
+class Deep(Drawing):
+    """Right: chains of three, each draw by one uniform from a law of the text, in the order of ids."""
+
+    def law_of(self, context: list[int], temperature: float) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1 + 7 * context[-1] + 31 * len(context))
+        return torch.softmax(2 * torch.randn(VOCAB, generator=generator, dtype=torch.float64) / temperature, 0)
+
+    def drawn_from(self, context: list[int], temperature: float, depth: int) -> torch.Tensor:
+        return self.law_of(context, temperature)
+
+    def draft(self, context: list[int], *, sampling: Sampling, **asked: Any) -> Any:
+        text, rows = list(context), []
+        for depth in range(min(asked["max_nodes"], asked["max_depth"], 3)):
+            rows.append(self.law_of(text, sampling.temperature))
+            text.append(self.draw(self.drawn_from(text, sampling.temperature, depth), asked["coins"]))
+        probs = torch.stack([*rows, torch.zeros(VOCAB, dtype=torch.float64)])
+        parents = list(range(-1, len(rows)))
+        return SimpleNamespace(tokens=text[len(context) - 1 :], parents=parents, draft_probs=probs, proposal="iid")
+
+
+class BySorted(Deep):
+    """Right: the cumulative sums are those of the tokens in the order of their probability."""
+
+    def draw(self, q: torch.Tensor, coins: Coins) -> int:
+        order = q.sort(descending=True).indices
+        return int(order[inverse_cdf(q[order].tolist(), float(coins.uniform(1)))])
+
+
+class DeepByGumbel(Deep):
+    """Right: one uniform a token."""
+
+    draw = ByGumbel.draw
+
+
+class Recycled(Deep):
+    """Right: one uniform a draft, of which each draw leaves where it lies in the token's stretch to the next."""
+
+    def draft(self, context: list[int], **asked: Any) -> Any:
+        self._left = float(asked["coins"].uniform(1))
+        return super().draft(context, **asked)
+
+    def draw(self, q: torch.Tensor, coins: Coins) -> int:
+        token = inverse_cdf(q.tolist(), self._left)
+        start = float(q[:token].sum())
+        self._left = min(max((self._left - start) / float(q[token]), 0.0), 1.0 - 1e-12)
+        return token
+
+
+RIGHT = [Deep, BySorted, DeepByGumbel, Recycled]
+WHAT = {
+    Deep: "exact to 1/16 a token for every draw, of one uniform each, down to depth 3",
+    BySorted: "exact to 1/16 a token for 3 of 3 draws of a draft, of one uniform each, down to depth 3",
+    DeepByGumbel: "by counting: 216 drafts would have shown a shift of 0.25 down to depth 3, false alarms at most",
+    Recycled: "by counting: 216 drafts would have shown a shift of 0.25 down to depth 3, false alarms at most",
+}
+
+
+def deep_case(seed: int) -> DrafterCase:
+    """Of a budget for two levels: the third is asked for all the same."""
+    return DrafterCase(prompt=(1, 2 + seed % 4), max_nodes=3, max_depth=2, temperature=100, seed=seed)
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+@pytest.mark.parametrize("seed", range(12))
+def test_right_draws_are_equal_down_to_the_deepest_and_what_was_looked_at_is_told(kind: type[Deep], seed: int) -> None:
+    remarks = check("drafter.law", kind(), deep_case(seed), make=kind).remarks
+    allowed = WHAT[kind], WHAT[DeepByGumbel]  # a sweep that has left open what a draw hangs on is counted
+    assert [any(what in one for what in allowed) for one in remarks] == [True]
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_law_that_is_wrong_at_the_third_draft_alone_is_seen(kind: type[Deep]) -> None:
+    """Temperature 0.4 there, q says 1; cases ask for two levels."""
+
+    class Sharper(kind):  # type: ignore[valid-type, misc]
+        def drawn_from(self, context: list[int], temperature: float, depth: int) -> torch.Tensor:
+            found: torch.Tensor = self.law_of(context, temperature * (0.4 if depth == 2 else 1.0))
+            return found
+
+    subject, num_seen = subject_of(Sharper(), make=Sharper), 0
+    for seed in range(8):
+        try:
+            CHECKS["drafter.law"](subject, deep_case(seed), ClaimRecord("drafter.law", "own"))
+        except DraftLawMismatch:
+            num_seen += 1
+    assert num_seen >= 4
+
+
+class OneCoin(Drawing):
+    """Two siblings by one uniform, half of the range apart: each has the right law."""
+
+    law = (0.3, 0.25, 0.2, 0.15, 0.1, 0.0, 0.0)
+
+    def draft(self, context: list[int], *, coins: Coins, **asked: Any) -> Any:
+        first = float(coins.uniform(1))
+        places = iter((first, (first + 0.5) % 1))
+
+        class Shared:
+            def uniform(self, num: int) -> torch.Tensor:
+                return torch.tensor([next(places) for _ in range(num)], dtype=torch.float64)
+
+        return super().draft(context, coins=Shared(), **asked)
+
+
+def test_siblings_that_share_a_uniform_half_of_the_range_apart_are_found_out() -> None:
+    with pytest.raises(
+        DraftLawMismatch, match="two siblings are not drawn independently: they are the same token in 0"
+    ):
+        check("drafter.law", OneCoin(), LAW, make=OneCoin)
+
+
+class ByOneSeed(Drawing):
+    """Right: one uniform seeds a generator, which draws two siblings."""
+
+    def draft(self, context: list[int], *, coins: Coins, **asked: Any) -> Any:
+        return super().draft(context, coins=SeededCoins(int(float(coins.uniform(1)) * 2**53)), **asked)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_siblings_drawn_by_a_generator_that_one_uniform_seeds_are_not_accused(seed: int) -> None:
+    check("drafter.law", ByOneSeed(), replace(LAW, seed=seed), make=ByOneSeed)
+
+
+class Reversed(Drawing):
+    """Draws the second sibling as it should be drawn without replacement, from the first one's uniform."""
+
+    proposal = "without_replacement"
+
+    def draft(self, context: list[int], *, coins: Coins, **asked: Any) -> Any:
+        q = torch.tensor((0.3, 0.25, 0.2, 0.15, 0.1, 0.0, 0.0), dtype=torch.float64)
+        uniform = float(coins.uniform(1))
+        first = inverse_cdf(q.tolist(), uniform)
+        left = q.clone()
+        left[first] = 0.0
+        rows = torch.stack([q, torch.zeros(VOCAB, dtype=torch.float64), torch.zeros(VOCAB, dtype=torch.float64)])
+        second = inverse_cdf((left / left.sum()).tolist(), uniform)
+        tokens = [context[-1], first, second]
+        return SimpleNamespace(tokens=tokens, parents=[-1, 0, 0], draft_probs=rows, proposal=self.proposal)
+
+
+def test_siblings_without_replacement_that_share_a_uniform_are_found_out() -> None:
+    with pytest.raises(DraftLawMismatch, match=r"draws of one draft are not independent|among later siblings"):
+        check("drafter.law", Reversed(), LAW, make=Reversed)
+
+
+def test_rows_of_nan_are_accused_as_laws_alone() -> None:
+    class Nan(Deep):
+        def draft(self, context: list[int], **asked: Any) -> Any:
+            answer = super().draft(context, **asked)
+            answer.draft_probs = answer.draft_probs * torch.nan
+            return answer
+
+    case = replace(CASE, temperature=100)
+    for claim in ("drafter.no_peeking", "drafter.deterministic", "drafter.state"):
+        check(claim, Nan(), case, make=Nan)
+    with pytest.raises(DraftLawMismatch, match="q of node 0 is no law"):
+        check("drafter.law", Nan(), LAW, make=Nan)
+
+
+def test_a_row_that_is_nan_in_one_of_two_instances_is_stale() -> None:
+    class Broken(Deep):
+        def __init__(self) -> None:
+            self.num_calls = 0
+
+        def draft(self, context: list[int], **asked: Any) -> Any:
+            self.num_calls += 1
+            answer = super().draft(context, **asked)
+            answer.draft_probs[0, 0] *= torch.nan if self.num_calls > 2 else 1.0
+            return answer
+
+    with pytest.raises(DrafterStale, match="the same tokens, draft_probs off by inf"):
+        check("drafter.state", Broken(), replace(CASE, accepts=(0, 0), temperature=100), make=Broken)

@@ -21,6 +21,8 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -41,24 +43,30 @@ from specbench.sanitize import plain
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 RETRIED = (429, 502, 503, 504)
-LONGEST_WAIT = 8.0  # seconds
+LONGEST_WAIT = 8.0  # seconds, where the server does not say how long
+ASIDE_WAIT = 10.0  # seconds, for what no verdict needs
+UNKNOWN = "a server of unknown version"
 LARGEST_BODY = 64 * 2**20
 
 T = TypeVar("T")
 
 
 class ServerError(ValueError):
-    """One sentence: what is wrong, where, what it must be, what to do."""
+    """One sentence: what is wrong, where, what it must be, what to do. later: answers of requests behind the one that
+    failed which had come by then, each with its number."""
+
+    later: Sequence[tuple[int, Any]] = ()
 
 
 @dataclass
 class Server:
     """url: http://HOST:PORT, of the server or of its /v1. api: one of APIS. model: as the server names it, "" for the
     only one it has. concurrency: requests at a time. timeout: seconds for one request. retries: of a request that was
-    refused (connection, 429, 502, 503, 504) before an answer; wait: seconds before the first, doubled each time.
+    refused (connection, 429, 502, 503, 504) before an answer; wait: seconds before the first, doubled each time, or as
+    long as the server's Retry-After says, `timeout` at most.
     key_variable: name of the environment variable that may hold a key, "" for none. tokens: prompts go as ids where the
     API takes them, or else as text. num_logprobs: most likely tokens asked for at each place, 0 for no logprobs.
-    num_retries: how many there have been.
+    num_retries: how many there have been; num_without_logprobs: places whose logprobs were none, such as NaN.
     """
 
     url: str
@@ -72,6 +80,7 @@ class Server:
     num_logprobs: int = 5
     wait: float = 0.5
     num_retries: int = field(default=0, init=False)
+    num_without_logprobs: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.url = _checked_url(self.url)
@@ -97,20 +106,23 @@ class Server:
         return self.tokens and APIS[self.api].takes_ids
 
     def version(self) -> str:
-        """Name and version as the server tells them; `ServerError` where none answers."""
+        """Name and version as the server tells them; `ServerError` where nothing listens."""
         for path, name, entry in _VERSIONS:
             status, raw = self._send(path, None)
-            if status in (401, 403, *RETRIED):
-                raise self._refused(path, status, raw)
+            if not status or status in RETRIED:
+                break  # the other paths would cost as long
             told = parsed_or_none(raw) if status == 200 else None
             if isinstance(told, dict) and isinstance(told.get(entry), str):
                 return f"{name} {plain(self._masked(told[entry]), 60, one_line=True)} ({self.api})"
-        return f"a server of unknown version ({self.api})"
+        return f"{UNKNOWN} ({self.api})"
 
     def drafts(self) -> tuple[int, int] | None:
         """Drafts that the server has verified and kept so far, for whomever asked; None where /metrics has no such
-        counters (vLLM has them, llama-server with --metrics)."""
-        status, raw = self._send("/metrics", None)
+        counters (vLLM has them, llama-server with --metrics), whatever it is that it has or does instead."""
+        try:
+            status, raw = self._send("/metrics", None, retries=0)
+        except ServerError:
+            return None
         text = raw.decode("utf-8", "replace") if status == 200 else ""
         verified, kept = _counter("draft", text), _counter("accepted", text)
         return None if verified is None or kept is None else (verified, kept)
@@ -119,7 +131,8 @@ class Server:
         """Answers in the order of the requests, each as soon as it and those before it are there.
 
         symbols: one character a token of a sentinel, for servers that give text alone; "" for a real model, which
-        cannot be judged by text. `ServerError` ends it behind the answers that came before.
+        cannot be judged by text. `ServerError` ends it behind the answers to the requests before, and holds those that
+        have come of the requests behind.
         """
         api = APIS[self.api]
         for name in ("top_k", "top_p", "min_p"):
@@ -141,6 +154,8 @@ class Server:
             try:
                 said = api.read(object_in(parsed(raw), "the answer"), settings)
                 check_prompt(said, one)
+                with self._lock:
+                    self.num_without_logprobs += said.num_without_logprobs
                 return answer_of(said, symbols, api)
             except Wrong as wrong:
                 raise ServerError(self._masked(f"{where}: {wrong}")) from None
@@ -150,47 +165,60 @@ class Server:
     def _only_model(self) -> str:
         """Empty where the server lists none: it needs no name then."""
         status, raw = self._send("/v1/models", None)
-        if status in (401, 403):
-            raise self._refused("/v1/models", status, raw)
         told = parsed_or_none(raw) if status == 200 else None
         listed = told.get("data") if isinstance(told, dict) else None
         names = [one["id"] for one in listed or () if isinstance(one, dict) and isinstance(one.get("id"), str)]
         if len(names) > 1:
             shown = plain(self._masked(", ".join(names)), MESSAGE_LIMIT, one_line=True)
-            raise ServerError(f"{self.url}/v1/models: it has {len(names)} models, must be told which (model): {shown}")
+            raise ServerError(
+                f"{self.url}/v1/models: it has {len(names)} models, must be told which (--model): {shown}"
+            )
         return names[0] if names else ""
 
-    def _send(self, path: str, body: Mapping[str, Any] | None, where: str = "") -> tuple[int, bytes]:
-        """Status and body. Retried are a refused connection and RETRIED alone, which leave the request undone."""
-        where = where or f"{self.url}{path}"
-        for attempt in range(self.retries + 1):
-            if attempt:
-                with self._lock:
-                    self.num_retries += 1
-                time.sleep(min(self.wait * 2 ** (attempt - 1), LONGEST_WAIT))
+    def _send(
+        self, path: str, body: Mapping[str, Any] | None, where: str = "", *, retries: int | None = None
+    ) -> tuple[int, bytes]:
+        """Status and body. Retried are a refused connection and RETRIED alone, which leave the request undone.
+
+        Without a body it is something that no verdict needs: waited for ASIDE_WAIT at most, and status 0 stands for an
+        answer that does not come, or not whole.
+        """
+        where, retries = where or f"{self.url}{path}", self.retries if retries is None else retries
+        for attempt in range(retries + 1):
+            asked_to_wait = 0.0
             try:
-                status, raw = self._exchange(path, body, where)
+                status, raw, asked_to_wait = self._exchange(path, body, where)
             except _ConnectionRefused:
-                if attempt == self.retries:
+                if attempt == retries:
                     tries = f" ({attempt + 1} tries)" if attempt else ""
                     raise ServerError(
                         f"{where}: nothing listens there{tries}: start the server, or check the URL"
                     ) from None
+            except ServerError:
+                if body is None:
+                    return 0, b""
+                raise
             else:
-                if status not in RETRIED or attempt == self.retries:
+                if status not in RETRIED or attempt == retries:
                     return status, raw
+            with self._lock:
+                self.num_retries += 1
+            wait = max(asked_to_wait, min(self.wait * 2**attempt, LONGEST_WAIT))
+            time.sleep(min(wait, self._timeout_of(body)))
         raise AssertionError("unreachable")
 
-    def _exchange(self, path: str, body: Mapping[str, Any] | None, where: str) -> tuple[int, bytes]:
+    def _exchange(self, path: str, body: Mapping[str, Any] | None, where: str) -> tuple[int, bytes, float]:
+        """Status, body, and the seconds that the server asks for before it is asked again."""
         headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "specbench"}
         if key := _key(self.key_variable):
             headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode("ascii")
         request = urllib.request.Request(f"{self.url}{path}", data, headers)
-        deadline, problem = time.monotonic() + self.timeout, ""
+        timeout = self._timeout_of(body)
+        deadline, problem = time.monotonic() + timeout, ""
         try:
-            with self._opener.open(request, timeout=self.timeout) as response:
-                return response.status, _body_of(response, deadline)
+            with self._opener.open(request, timeout=timeout) as response:
+                return response.status, _body_of(response, deadline), _retry_after(response.headers)
         except Wrong as wrong:
             problem = str(wrong)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -198,15 +226,22 @@ class Server:
         if problem == _REFUSED:
             raise _ConnectionRefused
         if problem == _LATE:
-            problem = f"no whole answer within {self.timeout:g} s: allow more (timeout), or ask for less (concurrency)"
+            problem = (
+                f"no whole answer within {self.timeout:g} s: allow more (--timeout), or ask for less (--concurrency)"
+            )
         raise ServerError(self._masked(f"{where}: {problem}"))
+
+    def _timeout_of(self, body: Mapping[str, Any] | None) -> float:
+        return min(self.timeout, ASIDE_WAIT) if body is None else self.timeout
 
     def _refused(self, where: str, status: int, raw: bytes) -> ServerError:
         """A status other than 200 in one sentence, with the server's own words."""
         words = plain(self._masked(message_in(raw)[:10_000]), MESSAGE_LIMIT, one_line=True)
         hint = ""
         if status in (401, 403):
-            hint = "; name the environment variable that holds its key (key_variable)"
+            hint = "; name the environment variable that holds its key (--key-variable)"
+        elif status in (400, 422) and self.takes_ids and re.search(r"\b(string|str|text)s?\b", words, re.IGNORECASE):
+            hint = "; if it takes text only, ask with --text"
         elif status in (404, 405):
             hint = f"; is it a server of another API ({', '.join(APIS)}), or the model's name another?"
         elif 300 <= status < 400:
@@ -328,10 +363,26 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {words}"
 
 
+def _retry_after(headers: Any) -> float:
+    """Seconds from now, of a number or a date; 0 where it says neither."""
+    told = (headers.get("Retry-After") or "").strip()
+    if re.fullmatch(r"\d{1,9}", told):
+        return float(told)
+    try:
+        then = parsedate_to_datetime(told)
+    except (TypeError, ValueError):
+        return 0.0
+    now = datetime.now(timezone.utc)
+    return max(0.0, ((then if then.tzinfo else then.replace(tzinfo=timezone.utc)) - now).total_seconds())
+
+
 def _counter(word: str, text: str) -> int | None:
-    """One of Prometheus's lines, summed over its labels."""
-    found = re.findall(rf"^\w+:spec_decode_num_{word}_tokens_total(?:\{{.*\}})? ([0-9.e+]+)$", text, re.MULTILINE)
-    return int(sum(map(float, found))) if found else None
+    """One of Prometheus's lines, summed over its labels; None where one of them is no number."""
+    found = re.findall(rf"^\w+:spec_decode_num_{word}_tokens_total(?:\{{.*\}})? (\S+)(?: \d+)?$", text, re.MULTILINE)
+    try:
+        return int(sum(map(float, found))) if found else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _in_order(call: Callable[[int], T], num: int, num_threads: int) -> Iterator[T]:
@@ -357,7 +408,13 @@ def _in_order(call: Callable[[int], T], num: int, num_threads: int) -> Iterator[
     for _ in range(min(num_threads, num)):
         threading.Thread(target=work, daemon=True).start()  # daemon: ^C need not wait for a server that hangs
     try:
-        for one in done:
-            yield one.result()
+        for i, one in enumerate(done):
+            try:
+                found = one.result()
+            except ServerError as error:
+                came = [j for j in range(i + 1, num) if done[j].done() and not done[j].exception()]
+                error.later = [(j, done[j].result()) for j in came]
+                raise
+            yield found
     finally:
         ends.set()

@@ -16,16 +16,16 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from specbench.engines.engine import Answer, Request, Settings
 from specbench.sanitize import plain
 
 MESSAGE_LIMIT = 200  # characters of a server's own words
-LARGEST_ID = 2**31 - 1
-_WITHOUT = "; without logprobs (num_logprobs = 0) its tokens can be judged"
+LARGEST_ID = 2**63 - 1
 
 T = TypeVar("T")
+Place: TypeAlias = "dict[int, float] | None"
 
 
 class Wrong(Exception):
@@ -47,16 +47,22 @@ class Asked:
 @dataclass(frozen=True)
 class Said:
     """What an answer holds; None where it does not say. places: for each token the log probabilities of some ids, none
-    where the server only pads. prompt, num_prompt: what the server read."""
+    where the server only pads, None where what it gives is no log probability. prompt, num_prompt: what the server
+    read."""
 
     ids: list[int] | None
     text: str | None = None
-    places: list[dict[int, float]] | None = None
+    places: list[Place] | None = None
     prompt: list[int] | None = None
     num_prompt: int | None = None
     num_forwards: int | None = None
     num_drafted: int | None = None
     num_kept: int | None = None
+
+    @property
+    def num_without_logprobs(self) -> int:
+        """Places whose logprobs are none."""
+        return sum(place is None for place in self.places or ())
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def answer_of(said: Said, symbols: str, api: Api) -> Answer:
     if said.ids is not None:
         tokens = tuple(said.ids)
         if said.places is not None and any(said.places):
-            logprobs = tuple(tuple(place.items()) for place in said.places)
+            logprobs = tuple(tuple((place or {}).items()) for place in said.places)
     elif not symbols:
         raise Wrong(f"it has no token ids, must have them for a real model to be judged: {api.advice}")
     elif said.text is None:
@@ -149,8 +155,6 @@ def _read_openai(answer: dict[str, Any], settings: Settings) -> Said:
     places = None
     if logprobs:
         ids, places = _openai_places(logprobs, ids)
-    prompt = _may(choice, "prompt_token_ids", list, "choices[0]")
-    usage = _may(answer, "usage", dict, "the answer") or {}
     metrics = answer.get("metrics")  # vLLM, --per-request-spec-decode-metrics
     spec = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
     num_drafted, num_kept = _timed_drafts(answer)
@@ -160,16 +164,14 @@ def _read_openai(answer: dict[str, Any], settings: Settings) -> Said:
         ids,
         text=None if ids is not None else _may(choice, "text", str, "choices[0]"),
         places=places,
-        prompt=None if prompt is None else _ids(prompt, "choices[0].prompt_token_ids"),
-        num_prompt=_may(usage, "prompt_tokens", int, "usage"),
+        prompt=_prompt(choice.get("prompt_token_ids")),
+        num_prompt=_count(answer.get("usage"), "prompt_tokens"),
         num_drafted=num_drafted,
         num_kept=num_kept,
     )
 
 
-def _openai_places(
-    logprobs: dict[str, Any], ids: list[int] | None
-) -> tuple[list[int] | None, list[dict[int, float]] | None]:
+def _openai_places(logprobs: dict[str, Any], ids: list[int] | None) -> tuple[list[int] | None, list[Place] | None]:
     """Ids, where they were not known and the tokens here are named by id, and the places."""
     name = "choices[0].logprobs"
     if _may(logprobs, "content", list, name) is not None:
@@ -179,29 +181,30 @@ def _openai_places(
     ids = _same(ids, None if None in found else [one for one in found if one is not None], f"{name}.tokens")
     if ids is None:
         return None, None
-    values = _may(logprobs, "token_logprobs", list, name) or [None] * len(tokens)
-    tops = _may(logprobs, "top_logprobs", list, name) or [None] * len(tokens)
+    values = logprobs.get("token_logprobs") or [None] * len(tokens)
+    tops = logprobs.get("top_logprobs") or [None] * len(tokens)
+    if not isinstance(values, list) or not isinstance(tops, list):
+        return ids, [None] * len(ids)
     if not len(ids) == len(tokens) == len(values) == len(tops):
-        lengths = f"{len(tokens)} tokens, {len(values)} values and {len(tops)} lists"
-        raise Wrong(f"{name} has {lengths}, must have as many as there are token ids, {len(ids)}{_WITHOUT}")
-    places = []
-    for i, (token, value, top) in enumerate(zip(ids, values, tops, strict=True)):
-        place: dict[int, float] = {}
-        for text, one in object_in(top or {}, f"{name}.top_logprobs[{i}]").items():
-            _put(place, _id_of_text(text), one, f"{name}.top_logprobs[{i}]")
-        _put(place, token, value, f"{name}.token_logprobs[{i}]")
-        places.append(place)
+        return ids, [None] * len(ids)
+    places: list[Place] = []
+    for token, value, top in zip(ids, values, tops, strict=True):
+        if top is None or isinstance(top, dict):
+            likely = [(_id_of_text(text), one) for text, one in (top or {}).items()]
+            places.append(_place([*likely, (token, value)]))
+        else:
+            places.append(None)
     return ids, places
 
 
 def _id_of_text(token: Any) -> int | None:
-    found = re.fullmatch(r"token_id:(\d{1,10})", token) if isinstance(token, str) else None
+    found = re.fullmatch(r"token_id:(-?\d{1,10})", token) if isinstance(token, str) else None
     return int(found[1]) if found else None
 
 
 def _listed_places(
     entries: list[Any], name: str, ids: list[int] | None, *, tops: str = "top_logprobs"
-) -> tuple[list[int] | None, list[dict[int, float]] | None]:
+) -> tuple[list[int] | None, list[Place] | None]:
     """Objects with id, logprob and a list of the most likely. llama.cpp pads a kept draft with a logprob of 0 and an
     empty list: such a place says nothing."""
     objects = [object_in(one, f"{name}[{i}]") for i, one in enumerate(entries)]
@@ -210,21 +213,15 @@ def _listed_places(
     if ids is None:
         return None, None
     if len(ids) != len(objects):
-        raise Wrong(
-            f"{name} has {len(objects)} entries, must have as many as there are token ids, {len(ids)}{_WITHOUT}"
-        )
-    places = []
-    for i, (token, one) in enumerate(zip(ids, objects, strict=True)):
-        place: dict[int, float] = {}
-        for j, likely in enumerate(_may(one, tops, list, f"{name}[{i}]") or ()):
-            entry = object_in(likely, f"{name}[{i}].{tops}[{j}]")
-            number = entry.get("id", _id_of_text(entry.get("token")))
-            if number is not None:
-                _ids([number], f"{name}[{i}].{tops}[{j}].id")
-            _put(place, number, entry.get("logprob"), f"{name}[{i}].{tops}[{j}].logprob")
-        if place:
-            _put(place, token, one.get("logprob"), f"{name}[{i}].logprob")
-        places.append(place)
+        return ids, [None] * len(ids)
+    places: list[Place] = []
+    for token, one in zip(ids, objects, strict=True):
+        likely = one.get(tops) or []
+        if not isinstance(likely, list) or not all(isinstance(entry, dict) for entry in likely):
+            places.append(None)
+            continue
+        place = _place([(entry.get("id", _id_of_text(entry.get("token"))), entry.get("logprob")) for entry in likely])
+        places.append(_place([*place.items(), (token, one.get("logprob"))]) if place else place)
     return ids, places
 
 
@@ -252,7 +249,7 @@ def _read_llama_cpp(answer: dict[str, Any], settings: Settings) -> Said:
     _check_error(answer)
     told = _may(answer, "tokens", list, "the answer")
     text = _get(answer, "content", str, "the answer")
-    ids = _ids(told, "tokens") if told or not text else None  # without return_tokens the list is there, and empty
+    ids = _ids(told or [], "tokens") if told or not text else None  # without return_tokens the list is there, and empty
     places = None
     entries = _may(answer, "completion_probabilities", list, "the answer")
     if entries is not None:
@@ -262,7 +259,7 @@ def _read_llama_cpp(answer: dict[str, Any], settings: Settings) -> Said:
         ids,
         text=text,
         places=places,
-        num_prompt=_may(answer, "tokens_evaluated", int, "the answer"),
+        num_prompt=_count(answer, "tokens_evaluated"),
         num_drafted=num_drafted,
         num_kept=num_kept,
     )
@@ -307,29 +304,28 @@ def _read_sglang(answer: dict[str, Any], settings: Settings) -> Said:
     if emitted is not None:
         pairs = [_pair(one, f"meta_info.output_token_logprobs[{i}]") for i, one in enumerate(emitted)]
         ids = _same(ids, [token for token, _ in pairs], "meta_info.output_token_logprobs") or []
-        tops = _may(meta, "output_top_logprobs", list, "meta_info") or [None] * len(pairs)
-        if len(pairs) != len(ids) or len(tops) != len(ids):
-            lengths = f"{len(pairs)} logprobs and {len(tops)} lists"
-            raise Wrong(f"meta_info has {lengths}, must have as many as there are token ids, {len(ids)}{_WITHOUT}")
-        places = []
-        for i, (one, top) in enumerate(zip(pairs, tops, strict=True)):
-            name = f"meta_info.output_top_logprobs[{i}]"
-            place: dict[int, float] = {}
-            if top is not None and not isinstance(top, list):
-                raise Wrong(f"{name} = {_shown(top)} must be a list")
-            for token, value in [*(_pair(likely, name) for likely in top or ()), one]:
-                _put(place, token, value, name)
-            places.append(place)
+        places = _sglang_places(pairs, meta.get("output_top_logprobs") or [None] * len(pairs), len(ids))
     verified = _count(meta, "spec_verify_ct")
     return Said(
         ids,
-        text=_may(answer, "text", str, "the answer"),
+        text=None if ids is not None else _may(answer, "text", str, "the answer"),
         places=places if _is_plain(settings) else None,
-        num_prompt=_may(meta, "prompt_tokens", int, "meta_info"),
+        num_prompt=_count(meta, "prompt_tokens"),
         num_forwards=None if verified is None else verified + 1,  # the prompt's is not counted
         num_drafted=_count(meta, "spec_draft_token_num", "spec_num_proposed_drafts"),
         num_kept=_count(meta, "spec_accept_token_num", "spec_num_correct_drafts"),
     )
+
+
+def _sglang_places(pairs: list[tuple[int, Any]], tops: Any, num: int) -> list[Place]:
+    if not isinstance(tops, list) or not len(pairs) == len(tops) == num:
+        return [None] * num
+    places: list[Place] = []
+    for one, top in zip(pairs, tops, strict=True):
+        likely = [] if top is None else top
+        is_read = isinstance(likely, list) and all(isinstance(two, list) and len(two) > 1 for two in likely)
+        places.append(_place([*((two[1], two[0]) for two in likely), one]) if is_read else None)
+    return places
 
 
 def _pair(entry: Any, name: str) -> tuple[int, Any]:
@@ -365,20 +361,14 @@ def _read_tgi(answer: dict[str, Any], settings: Settings) -> Said:
         return Said(None, text=text)
     tokens = _get(details, "tokens", list, "details")
     ids = _ids([object_in(one, f"details.tokens[{i}]").get("id") for i, one in enumerate(tokens)], "details.tokens.id")
-    tops = _may(details, "top_tokens", list, "details") or [None] * len(ids)
-    if len(tops) != len(ids):
-        raise Wrong(
-            f"details.top_tokens has {len(tops)} lists, must have as many as there are tokens, {len(ids)}{_WITHOUT}"
-        )
-    entries = [{**one, "top_tokens": top or [one]} for one, top in zip(tokens, tops, strict=True)]
-    _, places = _listed_places(entries, "details.tokens", ids, tops="top_tokens")
-    prefill = _may(details, "prefill", list, "details") or []
-    prompt = [object_in(one, f"details.prefill[{i}]").get("id") for i, one in enumerate(prefill)]
-    return Said(
-        ids,
-        places=places if _is_plain(settings) else None,
-        prompt=_ids(prompt, "details.prefill.id"),
-    )
+    places: list[Place] | None = [None] * len(ids)
+    tops = details.get("top_tokens") or [None] * len(ids)
+    if isinstance(tops, list) and len(tops) == len(ids):
+        entries = [{**one, "top_tokens": top or [one]} for one, top in zip(tokens, tops, strict=True)]
+        _, places = _listed_places(entries, "details.tokens", ids, tops="top_tokens")
+    prefill = details.get("prefill")
+    prompt = [one.get("id") if isinstance(one, dict) else None for one in prefill] if isinstance(prefill, list) else []
+    return Said(ids, places=places if _is_plain(settings) else None, prompt=_prompt(prompt))
 
 
 def _lightllm_body(asked: Asked) -> dict[str, Any]:
@@ -404,7 +394,7 @@ def _read_lightllm(answer: dict[str, Any], settings: Settings) -> Said:
     if not isinstance(texts, list) or len(texts) != 1 or not isinstance(texts[0], str):
         raise Wrong(f"generated_text = {_shown(texts)} must be a list of 1 string")
     tokens = _may(answer, "tokens", list, "the answer")
-    num_prompt = _may(answer, "prompt_tokens", int, "the answer")
+    num_prompt = _count(answer, "prompt_tokens")
     if tokens is None:
         return Said(None, text=texts[0], num_prompt=num_prompt)
     entries = [{**object_in(one, f"tokens[{i}]"), "top_logprobs": [one]} for i, one in enumerate(tokens)]
@@ -426,8 +416,8 @@ def _is_plain(settings: Settings) -> bool:
 
 
 def _check_error(answer: dict[str, Any]) -> None:
-    """An error that comes with status 200."""
-    if answer.get("error") is not None or answer.get("object") == "error":
+    """An error that comes with status 200; an empty one says nothing."""
+    if answer.get("error") or answer.get("object") == "error":
         words = plain(message_in(_dumped(answer).encode()), MESSAGE_LIMIT, one_line=True)
         raise Wrong(f"it answers 200 with an error: {words}")
 
@@ -464,39 +454,56 @@ def _may(fields: dict[str, Any], name: str, kind: type[T], where: str) -> T | No
 
 
 def _count(fields: Any, *names: str) -> int | None:
-    """Under the first of the names that has a number: a server's own count of drafts, which no verdict rests on."""
+    """Under the first of the names that has a number, as 12 or 12.0: no verdict rests on a server's own counts."""
     for name in names if isinstance(fields, dict) else ():
         value = fields.get(name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
     return None
 
 
-def _ids(values: Sequence[Any] | None, name: str) -> list[int]:
-    for i, one in enumerate(values or ()):
-        if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one <= LARGEST_ID:
-            raise Wrong(f"{name}[{i}] = {_shown(one)} must be a token id, an int from 0 to {LARGEST_ID}")
-    return list(values or ())
+def _prompt(value: Any) -> list[int] | None:
+    """None where it is no list of ids."""
+    is_read = isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+    return value if is_read else None
+
+
+def _ids(values: Sequence[Any], name: str) -> list[int]:
+    """Ints of any size: one outside the vocabulary, such as a placeholder that leaked, is a wrong token. -1 for what
+    is larger than any id."""
+    for i, one in enumerate(values):
+        if isinstance(one, bool) or not isinstance(one, int):
+            raise Wrong(f"{name}[{i}] = {_shown(one)} must be a token id, an int")
+    return [one if abs(one) <= LARGEST_ID else -1 for one in values]
 
 
 def _same(ids: list[int] | None, told: list[int] | None, name: str) -> list[int] | None:
-    """Whichever is known. A server that names two different tokens for one place cannot be judged by either."""
+    """Whichever is known. A server that names two different tokens for one place cannot be judged by either, unless one
+    is no token."""
     if ids is None or told is None or len(ids) != len(told):
         return told if ids is None else ids
     for i, (one, other) in enumerate(zip(ids, told, strict=True)):
-        if one != other:
+        if one != other and min(one, other) >= 0:
             raise Wrong(f"{name} names token {other} at place {i}, must name {one} as the list of token ids does")
     return ids
 
 
-def _put(place: dict[int, float], token: int | None, value: Any, name: str) -> None:
-    """Adds what is known: a token without an id, or a value that is null, is not."""
-    if value is None or token is None:
-        return
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not value <= 1e-3 or (isinstance(value, int) and value < -(2**53)):  # not <=: NaN
-        raise Wrong(f"{name} = {_shown(value)} must be a natural log probability, 0 at most")
-    place.setdefault(token, float(value))
+def _place(pairs: Sequence[tuple[Any, Any]]) -> Place:
+    """What is known: a token without an id, or a value that is null, is not. None where a value is no log probability,
+    NaN or above 0: the others cannot be trusted to be the first two then."""
+    place: dict[int, float] = {}
+    for token, value in pairs:
+        if value is None or token is None:
+            continue
+        if any(isinstance(one, bool) for one in (token, value)) or not isinstance(token, int):
+            return None
+        is_number = isinstance(value, (int, float)) and value <= 1e-3  # not of NaN
+        if not is_number or (isinstance(value, int) and value < -(2**53)):
+            return None
+        place.setdefault(token, float(value))
+    return place
 
 
 def _shown(value: Any) -> str:
@@ -512,7 +519,7 @@ def _dumped(value: Any) -> str:
 
 def parsed(raw: bytes) -> Any:
     try:
-        return json.loads(raw.decode("utf-8"))
+        return json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         start = plain(raw[:200].decode("utf-8", "replace").strip(), 60, one_line=True)
         kind = "an HTML page" if start.startswith("<") else "not JSON"
