@@ -441,7 +441,7 @@ A plain callable is judged greedily, without drafts and with: `specbench engines
 
 ```python
 def load(target, drafter):
-    '''Folders that transformers reads; drafter is None for plain decoding.'''
+    # Folders that transformers reads; drafter is None for plain decoding.
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -449,7 +449,7 @@ def load(target, drafter):
     assistant = None if drafter is None else AutoModelForCausalLM.from_pretrained(drafter)
 
     def generate(prompt, num):
-        '''At most num new tokens behind token ids; fewer only behind an end token of the model.'''
+        # At most num new tokens behind token ids; fewer only behind an end token of the model.
         ids = torch.tensor([prompt])
         options = {"attention_mask": torch.ones_like(ids), "assistant_model": assistant, "do_sample": False}
         return model.generate(ids, max_new_tokens=num, **options)[0, len(prompt) :]
