@@ -24,7 +24,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specbench.kernels import commit_kv, tree_attention, tree_mask, verify_greedy
+from specbench.kernels import commit_kv, tree_attention, tree_mask, verify_greedy, verify_sample
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -117,6 +117,25 @@ def argmax(dtype: str) -> Specialisation:
     return Specialisation(f"argmax, {dtype}", verify_greedy.argmax_kernel, types, constants)
 
 
+def sampling(step: str, *, has_q: bool) -> Specialisation:
+    """A step of `verify_sample` on bf16 logits."""
+    types = {
+        **dict.fromkeys(("logits", "draft_probs"), "*bf16"),
+        **dict.fromkeys(("temperatures", "tops", "sums", "masses", "uniforms"), "*fp32"),
+        **dict.fromkeys(
+            ("cu_nodes", "last_nodes", "sources", "num_struck", "path", "num_accepted", "num_coins"), "*i32"
+        ),
+        **dict.fromkeys(("tokens", "parents", "struck", "bonus_tokens"), "*i64"),
+    }
+    kernel = getattr(verify_sample, f"{step}_kernel")
+    block = 64 if step == "walk" else verify_greedy.VOCAB_BLOCK
+    constants = {"NUM_STRETCHES": verify_greedy.NUM_STRETCHES, "BLOCK": block, "ACC": tl.float32}
+    if step != "sums":
+        constants["HAS_Q"] = has_q
+    named = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+    return Specialisation(f"sampling, {step}{', q' * has_q}", kernel, named, constants)
+
+
 def commit(page: int) -> Specialisation:
     constants = {"ELEMENT": tl.int16, "NUM_HEADS": 8, "WIDTH": 128, "PAGE": page, "MAX_PATH": 16, "COLUMNS": 512}
     where = f"pages of {page}" if page else "contiguous"
@@ -154,6 +173,8 @@ SPECIALISATIONS: Sequence[Specialisation] = (
     Specialisation(
         "walk", verify_greedy.walk_kernel, POINTERS["walk"], {"NUM_STRETCHES": verify_greedy.NUM_STRETCHES, "BLOCK": 64}
     ),
+    sampling("sums", has_q=False),
+    *(sampling(step, has_q=has_q) for step in ("walk", "masses", "draw") for has_q in (False, True)),
     commit(0),
     commit(16),
 )

@@ -347,6 +347,76 @@ _GREEDY = [
         ),
     ),
 ]
+_SAMPLE = [
+    KernelFault(
+        "residual_is_p",
+        "verify_sample",
+        "after a refusal the token is drawn from p itself",
+        (("weight = tl.maximum(weight - q, 0.0)", "weight = weight"),),
+    ),
+    KernelFault(
+        "one_coin",
+        "verify_sample",
+        "the last draw uses the coin of the last decision again",
+        (
+            (
+                "tl.load(uniforms + tree * uniforms_stride + tl.load(num_coins + tree) - 1)",
+                "tl.load(uniforms + tree * uniforms_stride + tl.maximum(tl.load(num_coins + tree) - 2, 0))",
+            ),
+        ),
+    ),
+    KernelFault(
+        "struck_mass_stays",
+        "verify_sample",
+        "what is left of p after a refusal is not normalised",
+        (("mass_left -= p", "mass_left -= 0.0 * p"),),
+    ),
+    KernelFault(
+        "struck_may_be_drawn",
+        "verify_sample",
+        "a refused child may still be drawn",
+        (("for idx in range(num_struck):", "for idx in range(num_struck * 0):"),),
+    ),
+    KernelFault(
+        "copy_has_its_chance",
+        "verify_sample",
+        "a copy of a refused sibling is tried again",
+        (("p = tl.where(again > 0, 0.0, p)", "p = tl.where(again > 99, 0.0, p)"),),
+    ),
+    KernelFault(
+        "q_of_the_child",
+        "verify_sample",
+        "a draft is divided by the law of its own row",
+        (
+            (
+                "q = tl.load(draft_probs + row * q_stride + token).to(ACC)",
+                "q = tl.load(draft_probs + (start + child) * q_stride + token).to(ACC)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "temperature_at_the_end_only",
+        "verify_sample",
+        "drafts are judged at temperature 1",
+        (
+            (
+                "p = tl.exp(tl.load(logits + row * row_stride + token).to(ACC) / temperature - total)",
+                "p = tl.exp(tl.load(logits + row * row_stride + token).to(ACC) - total)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "stretches_left_out",
+        "verify_sample",
+        "the first stretch of the vocabulary is always drawn from",
+        (
+            (
+                "hit = tl.min(tl.where((reached > goal) & (mass > 0), stretches, NUM_STRETCHES), axis=0)",
+                "hit = tl.min(stretches, axis=0)",
+            ),
+        ),
+    ),
+]
 _COMMIT = [
     KernelFault(
         "in_turn",
@@ -415,4 +485,4 @@ _COMMIT = [
     ),
 ]
 
-FAULTS: dict[str, KernelFault] = {one.id: one for one in (*_ATTENTION, *_MASK, *_GREEDY, *_COMMIT)}
+FAULTS: dict[str, KernelFault] = {one.id: one for one in (*_ATTENTION, *_MASK, *_GREEDY, *_SAMPLE, *_COMMIT)}

@@ -198,6 +198,56 @@ def greedy_cases(draw: st.DrawFn) -> GreedyCase:
 
 
 @dataclass(frozen=True)
+class SampleCase:
+    """is_drawn: chains whose drafts come from q; else trees of chosen drafts. peak: by how much the first ids lead, the
+    drafts among them. temperatures: in hundredths."""
+
+    trees: tuple[tuple[int, ...], ...]
+    vocab_size: int
+    is_drawn: bool
+    peak: int
+    temperatures: tuple[int, ...]
+    dtype: str
+    seed: int
+
+    @property
+    def drafts(self) -> list[DraftTree]:
+        generator = torch.Generator().manual_seed(self.seed)
+        most = min(4, self.vocab_size)
+        return [DraftTree.of(torch.randint(most, (len(one),), generator=generator).tolist(), one) for one in self.trees]
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """logits [R, V], draft_probs float64 [R, V] or None, uniforms float64 [B, max_nodes]."""
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        num_rows = sum(len(one) for one in self.trees)
+        both = torch.randn(2, num_rows, self.vocab_size, generator=generator, dtype=torch.float64)
+        both[:, :, :4] += self.peak
+        uniforms = torch.rand(
+            len(self.trees), max(len(one) for one in self.trees), generator=generator, dtype=torch.float64
+        )
+        logits = (2 * both[0]).to(DTYPES[self.dtype])
+        return logits, both[1].softmax(-1) if self.is_drawn else None, uniforms
+
+
+@st.composite
+def sample_cases(draw: st.DrawFn) -> SampleCase:
+    is_drawn = draw(st.booleans())
+    trees = draw(st.lists(shapes(rare=()), min_size=1, max_size=3))
+    if is_drawn:
+        trees = [tuple(range(-1, len(one) - 1)) for one in trees]
+    return SampleCase(
+        trees=tuple(trees),
+        vocab_size=draw(st.sampled_from(VOCABS)),
+        is_drawn=is_drawn,
+        peak=draw(st.sampled_from([0, 5, 9])),
+        temperatures=tuple(draw(st.sampled_from([30, 100, 170])) for _ in trees),
+        dtype=draw(st.sampled_from(["fp64", *DTYPES])),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@dataclass(frozen=True)
 class CommitCase:
     """paths: nodes of each sequence, in any order. page: rows a page, 0 for contiguous. width: 0 for scales."""
 

@@ -14,9 +14,17 @@ from specbench.compare import exact_bound, max_error, measured_bound, rms_error,
 from specbench.kernels.tree_mask import unpack_mask
 from specbench.reference import attention as twin
 from specbench.reference.attention import ancestors
-from specbench.reference.verify import greedy_walk
+from specbench.reference.verify import RULES, CoinChance, greedy_walk
 from specbench.suites.kernels import DEVICE
-from specbench.suites.kernels.cases import DTYPES, AttentionCase, CommitCase, GreedyCase, arguments, buffers_of
+from specbench.suites.kernels.cases import (
+    DTYPES,
+    AttentionCase,
+    CommitCase,
+    GreedyCase,
+    SampleCase,
+    arguments,
+    buffers_of,
+)
 from specbench.tree import DraftTree
 
 Attention = Callable[..., Any]
@@ -159,6 +167,56 @@ def tells_nan(verify_greedy: Callable[..., Any], row: int) -> bool:
     logits[row, 8999] = torch.nan
     result = asked_walk(verify_greedy, [DraftTree.of([0, 5, 6], [-1, 0, 1])], logits)
     return told_walk(result, 0) == (tuple(range(1, row + 1)), -1)
+
+
+def samples_rightly(verify_sample: Callable[..., Any], case: SampleCase) -> bool:
+    """Whether path, bonus token and number of coins are the reference rule's. Below fp64 a coin may lie closer to an
+    edge than rounding does: such a tree is not compared."""
+    trees, (logits, draft_probs, uniforms) = case.drafts, case.tensors
+    temperatures = torch.tensor(case.temperatures, dtype=torch.float64) / 100
+    sizes = [one.num_nodes for one in trees]
+    result = verify_sample(
+        logits.to(DEVICE),
+        torch.cat([one.tokens for one in trees]).to(DEVICE),
+        torch.cat([one.parents for one in trees]).to(DEVICE),
+        uniforms.to(DEVICE),
+        temperatures.to(DEVICE),
+        cu_nodes=boundaries(sizes),
+        max_nodes=max(sizes),
+        max_depth=max(int(one.depth.max()) for one in trees),
+        draft_probs=None if draft_probs is None else draft_probs.to(DEVICE),
+    )
+    slack = 0.0 if case.dtype == "fp64" else 1e-4
+    row = 0
+    for idx, tree in enumerate(trees):
+        rows = slice(row, row + tree.num_nodes)
+        p = (logits[rows].double() / temperatures[idx]).softmax(-1)
+        q = None if draft_probs is None else draft_probs[rows]
+        right = [sampled(tree, p, q, uniforms[idx] + shift) for shift in {0.0, slack, -slack}]
+        told = told_walk(result, idx)
+        if len(set(right)) == 1 and (told, int(result.num_coins[idx])) != right[0]:
+            return False
+        row += tree.num_nodes
+    return True
+
+
+def sampled(tree: DraftTree, p: Tensor, q: Tensor | None, uniforms: Tensor) -> tuple[tuple[tuple[int, ...], int], int]:
+    """What the reference rule makes of a tree, and the coins it takes."""
+    coins = _Listed(uniforms.clamp(0.0, 1.0 - 2.0**-53))
+    rule = RULES["deterministic" if q is None else "chain"]
+    result = rule.function(tree, p.tolist(), None if q is None else q.tolist(), CoinChance(coins))
+    return (result.path, result.bonus_token), coins.used
+
+
+class _Listed:
+    """Coins from a list."""
+
+    def __init__(self, uniforms: Tensor) -> None:
+        self._uniforms, self.used = uniforms, 0
+
+    def uniform(self, num: int) -> Tensor:
+        self.used += num
+        return self._uniforms[self.used - num : self.used]
 
 
 def moves_rightly(commit_kv: Callable[..., None], case: CommitCase) -> bool:

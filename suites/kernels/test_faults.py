@@ -14,11 +14,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from specbench.kernels import commit_kv, tree_attention, tree_mask, verify_greedy
+from specbench.kernels import commit_kv, tree_attention, tree_mask, verify_greedy, verify_sample
 from specbench.kernels.faults.bank import FAULTS
 from specbench.kernels.faults.fault import planted
 from specbench.reference.attention import UNUSED
-from specbench.suites.kernels.cases import AttentionCase, CommitCase, GreedyCase
+from specbench.suites.kernels.cases import AttentionCase, CommitCase, GreedyCase, SampleCase
 from specbench.suites.kernels.comparisons import (
     asked_of,
     attention_differences,
@@ -26,6 +26,7 @@ from specbench.suites.kernels.comparisons import (
     finds_far_pages,
     masks_rightly,
     moves_rightly,
+    samples_rightly,
     tells_nan,
     walks_rightly,
 )
@@ -51,6 +52,12 @@ GREEDY = [
     for seed in range(3)
 ]
 GREEDY.append(GreedyCase((COPIES,), 3, 1, 1, "fp32", 0))
+SAMPLE = [
+    SampleCase(trees, vocab_size, is_drawn, peak, (100, 40), "fp64", seed)
+    for trees, is_drawn in (((TREE, COPIES), False), (((-1, 0, 1, 2), (-1, 0, 1)), True))
+    for vocab_size, peak in ((5, 0), (9000, 9), (9000, 0))
+    for seed in range(6)
+]
 COMMIT = [
     CommitCase(((1, 3, 4), (2, 5)), (5, 0), 2, 2, 8, torch.float32, 0, False, 0),
     CommitCase(((4, 1, 3), (3, 1)), (5, 16), 2, 2, 8, torch.float32, 3, False, 1),
@@ -59,7 +66,9 @@ COMMIT = [
 
 
 CAUGHT, LIMIT = 3, 120.0  # exit code, seconds
-KERNELS = {one.__name__.rpartition(".")[2]: one for one in (tree_attention, tree_mask, verify_greedy, commit_kv)}
+KERNELS = {
+    one.__name__.rpartition(".")[2]: one for one in (tree_attention, tree_mask, verify_greedy, verify_sample, commit_kv)
+}
 
 
 def answers(kernel: str, module: ModuleType) -> Iterator[bool]:
@@ -74,6 +83,8 @@ def answers(kernel: str, module: ModuleType) -> Iterator[bool]:
     elif kernel == "verify_greedy":
         yield from (walks_rightly(launcher, case) for case in GREEDY)
         yield tells_nan(launcher, 1)
+    elif kernel == "verify_sample":
+        yield from (samples_rightly(launcher, case) for case in SAMPLE)
     else:
         yield from (moves_rightly(launcher, case) for case in COMMIT)
 
