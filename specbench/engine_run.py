@@ -422,8 +422,8 @@ Every mode is asked the same requests and judged by its tokens alone.
   lookup and n-gram modes some prompts repeat their own continuation, with tokens spoilt. Above temperature 0 the
   tokens are held against the exact law behind each text; *would have shown* says how far off it could still be. The
   drafter's laws are then half of the target's, so that what a refusal draws shows: a residual that is p or its argmax,
-  acceptance by p alone and a wrong q are BUG within the usual 1,800 tokens. A wrong bonus token is not, where few rounds
-  keep all their drafts.
+  acceptance by p alone and a wrong q are BUG within the usual 1,800 tokens. A wrong bonus token is not, where few
+  rounds keep all their drafts.
 - On a real model each token is held against an oracle in fp64 that reads the same text. A token's regret is how far
   its logit lies below the best. NOISE needs every regret to be within a bound that comes from the errors of this
   engine's plain decoding in all its shapes, and no more of them than plain decoding has. The drafter is the model

@@ -22,7 +22,7 @@ def _last_to_first(steps: Steps) -> Steps:
     def walk(tree: DraftTree, target_logits: Tensor) -> VerifyResult:
         same_text = [0]
         while True:
-            token = argmax_lowest(target_logits[same_text[-1]])
+            token = argmax_lowest(target_logits[min(same_text)])
             matches = [
                 child
                 for node in same_text
@@ -30,7 +30,7 @@ def _last_to_first(steps: Steps) -> Steps:
                 if tree.token_list[child] == token
             ]
             if not matches:
-                return VerifyResult(tuple(tree.path_to(same_text[-1])[1:]), token)
+                return VerifyResult(tuple(tree.path_to(min(same_text))[1:]), token)
             same_text = matches
 
     return replace(steps, walk=walk)
@@ -85,8 +85,8 @@ EQUIVALENT = (
     Fault(
         "children_last_to_first",
         "accept-wrong-branch",
-        "siblings are searched from the last to the first, and the last match stands for all",
-        "matching siblings are searched in reverse at every level, so the last one is the good walk's first",
+        "siblings are searched from the last to the first",
+        "the lowest of all matches speaks for a text, in whatever order they were found",
         "",
         _last_to_first,
     ),

@@ -696,9 +696,11 @@ def _drafter(scene: Scene) -> Iterator[Reason]:
 
 def _draft_tree(scene: Scene) -> Iterator[Reason]:
     if "drafts what the model says" in scene.headline:
-        if scene.needed_model == "window":
+        choices = [*_choices(scene)]
+        # Where it is always one token that is drafted wrongly, which models fail is an accident of the cases.
+        if scene.needed_model == "window" and [one for one, _ in choices[:1]] != ["tokenizer/vocab"]:
             yield "sliding-window", "only models with a window fail"
-        yield from _choices(scene)
+        yield from choices
         yield "drafter-desync", "what is drafted is not what the model says, though it is said to be"
         yield "tokenizer/vocab", "what is drafted is not what the model says, though it is said to be"
     yield "tree-construction", "what is drafted is no tree, or not the one that it is said to be"
