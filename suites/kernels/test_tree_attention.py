@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specbench.kernels.tree_attention import tree_attention
 from specbench.suites.kernels import DEVICE
-from specbench.suites.kernels.cases import AttentionCase, arguments, attention_cases
+from specbench.suites.kernels.cases import AttentionCase, arguments, attention_cases, on_device
 from specbench.suites.kernels.comparisons import asked_of, attention_differences, decodes_fp8, finds_far_pages
 from specbench.suites.kernels.drawing import drawn
 
@@ -46,7 +46,7 @@ def test_any_number_of_splits_is_merged(prefix_len: int, num_splits: int) -> Non
 
 def test_a_row_without_a_node_gets_zeros_and_minus_infinity() -> None:
     case = AttentionCase(((-1, 0, -2, 0, -2),), (5,), group=2)
-    positional, keyword = arguments(case)
+    positional, keyword = on_device(*arguments(case))
     out, lse = kernel(*positional, case, **keyword)
     assert torch.equal(out[[2, 4]], torch.zeros_like(out[[2, 4]]))
     assert torch.equal(lse[[2, 4]], torch.full_like(lse[[2, 4]], -math.inf))
@@ -56,7 +56,7 @@ def test_a_row_without_a_node_gets_zeros_and_minus_infinity() -> None:
 def test_large_scores_neither_overflow_nor_vanish() -> None:
     """Scores of +-4,000: exponentials of the numbers themselves would be inf and 0."""
     case = AttentionCase((CHAIN,), (70,), dtype="fp32", num_splits=2)
-    positional, keyword = arguments(case)
+    positional, keyword = on_device(*arguments(case))
     positional[0] *= 4000.0
     out, lse = kernel(*positional, case, **keyword)
     assert out.isfinite().all() and lse.isfinite().all() and float(lse.abs().max()) > 1000
@@ -64,6 +64,12 @@ def test_large_scores_neither_overflow_nor_vanish() -> None:
 
 def test_a_page_far_out_in_memory_is_found() -> None:
     assert finds_far_pages(tree_attention)
+
+
+def test_a_small_lse_is_measured_by_the_scores_that_it_is_the_difference_of() -> None:
+    """One row, whose lse is its score, 0.04 of products of order one: measured by 0.04 a right kernel was accused."""
+    case = AttentionCase(((-1,),), (0,), head_dim=128, dtype="fp32", seed=30)
+    assert not attention_differences(case, kernel)
 
 
 def test_every_fp8_code_is_read_as_the_number_that_it_is() -> None:
