@@ -25,6 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from specbench.kernels import commit_kv, tree_attention, tree_mask, verify_greedy, verify_sample
+from specbench.tree import UNUSED
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -167,7 +168,7 @@ SPECIALISATIONS: Sequence[Specialisation] = (
         "mask, 256 nodes",
         tree_mask.tree_mask_kernel,
         POINTERS["mask"],
-        {"UNUSED": -2, "WORDS": 4, "BLOCK": tree_mask.BLOCK},
+        {"UNUSED": UNUSED, "WORDS": 4, "BLOCK": tree_mask.BLOCK},
     ),
     argmax("bf16"),
     Specialisation(

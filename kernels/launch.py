@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-UNUSED = -2  # in place of a parent: a row of a padded batch that holds no node
 # Triton looks at this when a kernel is defined, so it must be set before a kernel module is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "") == "1"
 

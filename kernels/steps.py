@@ -40,8 +40,8 @@ def flatten(tree: DraftTree, prefix_len: int, *, device: str | torch.device = "c
     parents, num_nodes = tree.parents.to(device), tree.num_nodes
     made = tree_mask(
         parents,
-        torch.tensor([prefix_len], dtype=torch.int32, device=device),
-        cu_nodes=torch.tensor([0, num_nodes], dtype=torch.int32, device=device),
+        _ints([prefix_len], device),
+        cu_nodes=_ints([0, num_nodes], device),
         max_nodes=num_nodes,
     )
     nodes = torch.arange(num_nodes)
@@ -97,7 +97,7 @@ def attend(
         # The kernel counts positions from the first key it is given; only differences count.
         shift = int(keys_at[num_hidden]) if num_cached else int(at[0])
         depth = (at - shift - num_cached).to(torch.int32)
-        lens = torch.tensor([num_cached], dtype=torch.int32, device=q.device)
+        lens = _ints([num_cached], q.device)
         out, _ = tree_attention(
             q[one].transpose(0, 1),
             keys,
@@ -105,7 +105,7 @@ def attend(
             TreeMask(pack_mask(mask), depth, at),
             lens,
             scale,
-            cu_nodes=torch.tensor([0, num_rows], dtype=torch.int32, device=q.device),
+            cu_nodes=_ints([0, num_rows], q.device),
             max_nodes=num_rows,
             window=window,
         )
@@ -120,7 +120,7 @@ def walk(tree: DraftTree, target_logits: Tensor) -> VerifyResult:
         target_logits,
         tree.tokens.to(device),
         tree.parents.to(device),
-        cu_nodes=torch.tensor([0, tree.num_nodes], dtype=torch.int32, device=device),
+        cu_nodes=_ints([0, tree.num_nodes], device),
         max_depth=max(1, int(tree.depth.max())),
     )
     bonus_token = int(found.bonus_tokens[0])
@@ -148,12 +148,16 @@ def commit(cache: Cache, prefix_len: int, rows: Sequence[int]) -> None:
         for some in alike.values():
             commit_kv(
                 some,
-                torch.tensor([prefix_len], dtype=torch.int32, device=device),
-                torch.tensor([path], dtype=torch.int32, device=device),
-                torch.tensor([len(path)], dtype=torch.int32, device=device),
+                _ints([prefix_len], device),
+                _ints([path], device),
+                _ints([len(path)], device),
                 page_table=page_table,
             )
     cache.truncate(prefix_len + len(rows))
+
+
+def _ints(numbers: list[Any], device: Any) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
 
 
 def _piece(flat: FlatTree, rows: slice) -> FlatTree:

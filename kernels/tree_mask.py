@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.kernels.launch import UNUSED, check_runs, check_same_device, check_shape, next_power_of_2
+from specbench.kernels.launch import check_runs, check_same_device, check_shape, next_power_of_2
+from specbench.tree import UNUSED
 
 BLOCK = 64
 WORD_BITS = 64

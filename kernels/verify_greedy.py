@@ -138,6 +138,13 @@ def walk_kernel(
     tl.store(bonus_tokens + tree, token.to(tl.int64))
 
 
+def stretches_of(vocab_size: int) -> tuple[int, int, int]:
+    """How a vocabulary is searched side by side: ids a step, stretches (a power of two), ids a stretch."""
+    block = min(VOCAB_BLOCK, next_power_of_2(vocab_size))
+    num_stretches = min(NUM_STRETCHES, next_power_of_2(triton.cdiv(vocab_size, block)))
+    return block, num_stretches, triton.cdiv(triton.cdiv(vocab_size, num_stretches), block) * block
+
+
 def verify_greedy(logits: Tensor, tokens: Tensor, parents: Tensor, *, cu_nodes: Tensor, max_depth: int) -> GreedyResult:
     """logits: float [R, V], the rows of all trees one behind the other; row i follows node i. tokens, parents: int [R],
     parents within a row's own tree; cu_nodes: int [B+1], where each tree's rows begin and end.
@@ -156,9 +163,7 @@ def verify_greedy(logits: Tensor, tokens: Tensor, parents: Tensor, *, cu_nodes: 
     num_trees, device = cu_nodes.shape[0] - 1, logits.device
     if vocab_size < 1:
         raise ValueError("verify_greedy: logits have no column: a vocabulary holds at least one token")
-    block = min(VOCAB_BLOCK, next_power_of_2(vocab_size))
-    num_stretches = min(NUM_STRETCHES, next_power_of_2(triton.cdiv(vocab_size, block)))
-    stretch = triton.cdiv(triton.cdiv(vocab_size, num_stretches), block) * block
+    block, num_stretches, stretch = stretches_of(vocab_size)
     wide = torch.promote_types(logits.dtype, torch.float32)  # exact for every dtype: no sum is formed
     best = torch.empty(num_rows, num_stretches, dtype=wide, device=device)
     winner = torch.empty(num_rows, num_stretches, dtype=torch.int32, device=device)

@@ -21,13 +21,13 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.kernels.launch import (
+    TRITON_DTYPES,
     check_rows_are_dense,
     check_runs,
     check_same_device,
     check_shape,
-    next_power_of_2,
 )
-from specbench.kernels.verify_greedy import NUM_STRETCHES, VOCAB_BLOCK
+from specbench.kernels.verify_greedy import stretches_of
 
 FROM_P, FROM_RESIDUAL, FROM_REST = 0, 1, 2  # what the last token is drawn from: p, (p - q)+, p without the struck ones
 
@@ -320,9 +320,7 @@ def verify_sample(
     for what, one in (("logits", logits), ("tokens", tokens), ("parents", parents), ("uniforms", uniforms)):
         check_rows_are_dense(name, what, one)
     acc = torch.promote_types(logits.dtype, torch.float32)
-    block = min(VOCAB_BLOCK, next_power_of_2(vocab_size))
-    num_stretches = min(NUM_STRETCHES, next_power_of_2(triton.cdiv(vocab_size, block)))
-    stretch = triton.cdiv(triton.cdiv(vocab_size, num_stretches), block) * block
+    block, num_stretches, stretch = stretches_of(vocab_size)
 
     def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(*shape, dtype=dtype, device=device)
@@ -339,7 +337,7 @@ def verify_sample(
     constants = {
         "NUM_STRETCHES": num_stretches,
         "BLOCK": block,
-        "ACC": tl.float64 if acc == torch.float64 else tl.float32,
+        "ACC": TRITON_DTYPES[acc],
     }
     of_q = {"HAS_Q": draft_probs is not None}
     strides = logits.stride(0), q.stride(0)

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-UNUSED = -2  # in place of a parent: a row of a padded batch that holds no node
+from specbench.tree import UNUSED
 
 
 def tree_attention(

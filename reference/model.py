@@ -138,8 +138,9 @@ class LlamaModel:
         twin._codec = kind
         return twin
 
-    def with_attention(self, attention: FusedAttention) -> LlamaModel:
-        """The same weights; rows behind a cache attend by `attention`. Whole causal texts keep the written-out one."""
+    def with_attention(self, attention: FusedAttention | None) -> LlamaModel:
+        """The same weights; rows behind a cache attend by `attention`, None for the written-out one, which whole causal
+        texts keep."""
         twin = copy.copy(self)
         twin._fused = attention
         return twin
@@ -255,13 +256,13 @@ class LlamaModel:
         """Whole sequences, each row behind those before it."""
         positions = position_ids.to(self.device)
         mask = positions[:, None] >= positions[None, :]
-        attention = self.attention if self._fused is None else self._attention
+        model = self if self._fused is None else self.with_attention(None)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
             k, v = round_trip(self._codec, k), round_trip(self._codec, v)
             if taps is not None:
                 taps.layer(layer).k, taps.layer(layer).v = k, v
-            return attention(layer, q, k, v, mask, positions, positions)
+            return model.attention(layer, q, k, v, mask, positions, positions)
 
         return self._mix_by(position_ids, attend)
 
@@ -282,21 +283,9 @@ class LlamaModel:
         position is padding and hidden, and so is one that has left the layer's window.
         Returns mixed values [B, Hq, M, D] and weights [B, Hq, M, K], None from an attention that does not form them.
         """
-        if self._fused is None:
-            return self._attention(layer, q, k, v, block_mask, q_positions, k_positions)
-        window, scale = self.layer_windows[layer], 1.0 / math.sqrt(self.config.head_dim)
-        return self._fused(q, k, v, block_mask, q_positions, k_positions, window=window, scale=scale), None
-
-    def _attention(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        block_mask: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+        if self._fused is not None:
+            window, scale = self.layer_windows[layer], 1.0 / math.sqrt(self.config.head_dim)
+            return self._fused(q, k, v, block_mask, q_positions, k_positions, window=window, scale=scale), None
         weights = self._attention_weights(q, k, block_mask, q_positions, k_positions, layer)
         return weights @ v.repeat_interleave(self.config.num_heads // self.config.num_kv_heads, dim=1), weights
 

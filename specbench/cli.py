@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import specbench
-from specbench import engine_command, models, server_command
+from specbench import engine_command, models, sampling_options, server_command
 from specbench.profiles import PROFILES
 
 SUITE = "specbench.suites.consistency"
@@ -266,12 +266,11 @@ def sentinel_audit(args: argparse.Namespace, pytest_args: list[str]) -> int:
     from specbench import audit
     from specbench.record import BUG
     from specbench.reference import sentinel
-    from specbench.types import Sampling
 
     try:
         program = sentinel.load_program(args.folder)
         outputs = audit.read_outputs(args.outputs, sentinel.SYMBOLS)
-        sampling = Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p)
+        sampling = sampling_options.sampling_of(args)
         if sampling.temperature and not sentinel.has_law(args.folder):
             raise ValueError(f"{args.folder} has no law to draw from: export one with --law, or audit at temperature 0")
         audits = audit.audit_outputs(program, outputs, sampling)
@@ -467,10 +466,8 @@ def _parser() -> _Parser:
     one = actions.add_parser("audit", help="judge an engine by the tokens that it said", allow_abbrev=False)
     one.add_argument("folder", type=Path, metavar="DIR", help="the folder whose model the engine ran")
     one.add_argument("outputs", type=Path, metavar="FILE", help="JSON lines: prompt and output, in ids or in text")
-    one.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of the engine (default 0: greedy)")
-    one.add_argument("--top-k", type=_count, metavar="K", help="of the engine, at a temperature")
-    one.add_argument("--top-p", type=float, metavar="P", help="of the engine, at a temperature")
-    one.add_argument("--min-p", type=float, metavar="P", help="of the engine, at a temperature")
+    greedy, others = "of the engine (default 0: greedy)", "of the engine, at a temperature"
+    sampling_options.add(one, _count, temperature=greedy, others=others)
     one.add_argument("--json", type=Path, metavar="FILE", help="the verdicts as data")
     one.set_defaults(run=sentinel_audit, parser=one)
 

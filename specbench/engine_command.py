@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench import models
+from specbench import models, sampling_options
 from specbench.exit_codes import INTERRUPTED
 from specbench.record import BUG, NOT_TESTED
 from specbench.sanitize import plain as printable
@@ -44,12 +44,7 @@ def add_options(one: argparse.ArgumentParser, count: Any) -> None:
         "--mode", action="append", metavar="MODE", help="one way to decode; may be repeated (default: all)"
     )
     one.add_argument("--weights", action="append", metavar="FORMAT", help="fp32, bf16, q8_0 ...; may be repeated")
-    one.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="on a sentinel with a law (default 0: greedy)"
-    )
-    one.add_argument("--top-k", type=count, metavar="K", help="at a temperature")
-    one.add_argument("--top-p", type=float, metavar="P", help="at a temperature")
-    one.add_argument("--min-p", type=float, metavar="P", help="at a temperature")
+    sampling_options.add(one, count, temperature="on a sentinel with a law (default 0: greedy)")
     one.add_argument(
         "--keep-wrong",
         action="store_true",
@@ -162,7 +157,7 @@ def _planned(args: argparse.Namespace) -> tuple[list[_Planned], list[Any]]:
     from specbench.engines import ENGINES
     from specbench.engines.apart import Apart
 
-    sampling, names = _sampling(args), dict.fromkeys(args.names or ENGINES)
+    sampling, names = sampling_options.sampling_of(args), dict.fromkeys(args.names or ENGINES)
     chosen: list[Any] = [
         SentinelModel(variant=args.variant, has_law=bool(sampling.temperature), seed=args.seed)
         if name == SENTINEL
@@ -186,12 +181,6 @@ def _planned(args: argparse.Namespace) -> tuple[list[_Planned], list[Any]]:
     if all(one.left_out for one in engines):
         raise ValueError(f"{engines[-1].name}: {engines[-1].left_out}")
     return engines, chosen
-
-
-def _sampling(args: argparse.Namespace) -> Any:
-    from specbench.types import Sampling
-
-    return Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p)
 
 
 def _ways(args: argparse.Namespace, python: str) -> dict[str, Any]:
@@ -226,7 +215,7 @@ def _results(args: argparse.Namespace, engines: Sequence[_Planned], chosen: Sequ
             if args.keep_wrong:
                 judged = Careless(engine, model.program, model.drafter)
                 weights = weights or [kind for kind in engine.weights if kind in model.formats]
-            options = {"weights": weights, "modes": args.mode, "sampling": _sampling(args)}
+            options = {"weights": weights, "modes": args.mode, "sampling": sampling_options.sampling_of(args)}
             try:
                 for result in run_engines(
                     {one.name: judged}, model, **options, max_new_tokens=args.max_new_tokens, tell=tell

@@ -100,6 +100,7 @@ class RealModel:
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
         config = json.loads((self.folder / "config.json").read_text("utf-8"))
+        self.vocab_size = int(config["vocab_size"])
         ends = config.get("eos_token_id")
         self.ends = tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
         self._num_prompts = num_prompts

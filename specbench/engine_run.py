@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -224,7 +223,7 @@ class _Runs:
 
     def _ask(self, requests: Sequence[Request], settings: Settings, answers: list[Answer]) -> None:
         """answers: those that are as they must be are added to it."""
-        vocab_size = None if isinstance(self.model, SentinelModel) else _vocab_size(self.files.target)
+        vocab_size = None if isinstance(self.model, SentinelModel) else self.model.vocab_size
         said = self.engine.generate(self.files, requests, settings)
         try:
             for number, one in enumerate(said, start=1):
@@ -273,10 +272,6 @@ class _Runs:
 
 def _after(answers: Sequence[Answer], requests: Mapping[str, Request]) -> str:
     return f"after {counted(len(answers), 'answer')} of {len(requests)} it"
-
-
-def _vocab_size(folder: Path) -> int:
-    return int(json.loads((folder / "config.json").read_text("utf-8"))["vocab_size"])
 
 
 def _judged_by_program(runs: _Runs, model: SentinelModel, modes: Sequence[str]) -> Iterator[Result]:

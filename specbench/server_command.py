@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from specbench import sampling_options
 from specbench.record import BUG, EQUAL, NOT_TESTED
 
 # Where the engine's own plain decoding cannot be asked for, ours stands in for it in these.
@@ -45,10 +46,7 @@ def add_options(one: argparse.ArgumentParser, count: Any) -> None:
         help="environment variable that holds the key, if any",
     )
     one.add_argument("--text", action="store_true", help="prompts as text, where ids would be taken")
-    one.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of a sentinel with a law (default 0)")
-    one.add_argument("--top-k", type=count, metavar="K", help="at a temperature")
-    one.add_argument("--top-p", type=float, metavar="P", help="at a temperature")
-    one.add_argument("--min-p", type=float, metavar="P", help="at a temperature")
+    sampling_options.add(one, count, temperature="of a sentinel with a law (default 0)")
     one.add_argument("--max-new-tokens", type=count, default=200, metavar="N", help="of each request (default 200)")
     one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the prompts and the draws (default 0)")
     one.add_argument("--json", type=Path, metavar="FILE", help="the verdict as data")
@@ -88,9 +86,8 @@ def _judged(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from specbench.reference.sentinel import DTYPES as TORCH
     from specbench.reference.sentinel import SYMBOLS, is_sentinel
     from specbench.regret import Oracle, audit_ties, plain_in, plain_of
-    from specbench.types import Sampling
 
-    sampling = Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p)
+    sampling = sampling_options.sampling_of(args)
     given = {
         name: getattr(args, name) for name in ("api", "model", "concurrency", "timeout", "retries", "key_variable")
     }

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 Proposal = Literal["deterministic", "iid", "without_replacement"]
+UNUSED = -2  # in place of a parent, in batches of trees: a row of padding that holds no node
 PROPOSALS: tuple[str, ...] = ("deterministic", "iid", "without_replacement")
 
 

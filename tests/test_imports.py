@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.board",
         "specbench.budget",
         "specbench.exit_codes",
+        "specbench.sampling_options",
         "specbench.summary",
         "specbench.tree",
     ),

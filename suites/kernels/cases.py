@@ -11,15 +11,14 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specbench.reference.attention import UNUSED
 from specbench.suites.kernels import DEVICE
-from specbench.tree import DraftTree
+from specbench.tree import UNUSED, DraftTree
+from specbench.types import DTYPES
 
 BLOCK = 64  # rows that kernels take at once: prefixes and trees are drawn around it
 PREFIXES = (0, 1, 2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3)
 SIZES = (1, 2, 3, 5, 8, 9)  # nodes
 RARE_SIZES = (31, 33, 63, 64, 65, 70)
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 VOCABS = (1, 2, 3, 17, 4096, 4097, 9000)
 MOVED = (torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.uint8)
 CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -93,7 +92,7 @@ def attention_cases(draw: st.DrawFn) -> AttentionCase:
     )
 
 
-def arguments(case: AttentionCase, *, device: str = DEVICE) -> tuple[list[Any], dict[str, Any]]:
+def arguments(case: AttentionCase) -> tuple[list[Any], dict[str, Any]]:
     """What `tree_attention` takes, twin and kernel alike. Rows behind a sequence's last one are NaN, codes and scales
     too; so are pages that no table names."""
     generator = torch.Generator().manual_seed(case.seed)
@@ -142,9 +141,17 @@ def arguments(case: AttentionCase, *, device: str = DEVICE) -> tuple[list[Any], 
         extra["alibi_slopes"] = numbers(num_query_heads).abs().to(wide)
     parents = torch.tensor([parent for one in case.trees for parent in one], dtype=torch.int32)
     prefix_lens = torch.tensor(case.prefix_lens, dtype=torch.int32)
-    given = [q, *stored, parents, prefix_lens]
-    moved = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in extra.items()}
-    return [*(one.to(device) for one in given), 1.0 / math.sqrt(case.head_dim)], moved
+    return [q, *stored, parents, prefix_lens, 1.0 / math.sqrt(case.head_dim)], extra
+
+
+def on_device(given: list[Any], extra: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments where kernels run."""
+    moved = {name: _there(one) for name, one in extra.items()}
+    return [_there(one) for one in given], moved
+
+
+def _there(one: Any) -> Any:
+    return one.to(DEVICE) if isinstance(one, Tensor) else one
 
 
 def _stored(rows: Tensor, codes: str, dtype: torch.dtype, wide: torch.dtype) -> tuple[Tensor, Tensor]:

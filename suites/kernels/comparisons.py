@@ -17,15 +17,16 @@ from specbench.reference.attention import ancestors
 from specbench.reference.verify import RULES, CoinChance, greedy_walk
 from specbench.suites.kernels import DEVICE
 from specbench.suites.kernels.cases import (
-    DTYPES,
     AttentionCase,
     CommitCase,
     GreedyCase,
     SampleCase,
     arguments,
     buffers_of,
+    on_device,
 )
 from specbench.tree import DraftTree
+from specbench.types import DTYPES
 
 Attention = Callable[..., Any]
 
@@ -45,9 +46,9 @@ class Difference:
 
 def attention_differences(case: AttentionCase, attention: Attention) -> list[Difference]:
     """What of a kernel's answer is beyond its bound. attention: (*positional, case, **keyword) -> out and lse."""
-    on_device, extra = arguments(case)
-    out, lse = attention(*on_device, case, **extra)
-    positional, keyword = arguments(case, device="cpu")
+    positional, keyword = arguments(case)
+    tensors, extra = on_device(positional, keyword)
+    out, lse = attention(*tensors, case, **extra)
     right_out, right_lse = twin.tree_attention(*positional, **keyword)
     found = []
     dtype = DTYPES[case.dtype]
@@ -85,7 +86,7 @@ def asked_of(attention: Attention) -> Attention:
 def finds_far_pages(attention: Attention) -> bool:
     """Whether pages are found that lie 2^31 numbers and more apart, so that offsets do not fit into 32 bits."""
     case = AttentionCase(((-1, 0, 1, 2),), (9,), dtype="fp16", page=4, head_dim=16)
-    (q, k, *others), keyword = arguments(case)
+    (q, k, *others), keyword = on_device(*arguments(case))
     step, num_pages = 2**29, k.shape[0]
     far = torch.empty_strided((num_pages, *k.shape[1:]), (step, *k.stride()[1:]), dtype=k.dtype, device=k.device)
     assert step * (num_pages - 1) > 2**31

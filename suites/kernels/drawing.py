@@ -8,13 +8,13 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
+from specbench.profiles import PROFILES
+
 USUAL = "standard"  # profile, whose number of cases the others scale
 
 
 def drawn(num_cases: int) -> Callable[[Any], Any]:
     """num_cases: in a run of the standard profile, in proportion in the others."""
-    from specbench.profiles import PROFILES
-
     share = settings().max_examples / PROFILES[USUAL].max_examples
     return settings(
         max_examples=math.ceil(num_cases * share),

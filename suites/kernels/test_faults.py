@@ -18,7 +18,6 @@ import torch
 from specbench.kernels import commit_kv, tree_attention, tree_mask, verify_greedy, verify_sample
 from specbench.kernels.faults.bank import FAULTS
 from specbench.kernels.faults.fault import planted
-from specbench.reference.attention import UNUSED
 from specbench.suites.kernels.cases import AttentionCase, CommitCase, GreedyCase, SampleCase
 from specbench.suites.kernels.comparisons import (
     asked_of,
@@ -31,6 +30,7 @@ from specbench.suites.kernels.comparisons import (
     tells_nan,
     walks_rightly,
 )
+from specbench.tree import UNUSED
 
 TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 5)
 SECOND = (-1, 0, 1, 1, 0)

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.kernels.tree_mask import pack_mask, tree_mask, unpack_mask
-from specbench.reference.attention import UNUSED
 from specbench.suites.kernels.cases import scrambled, shapes
 from specbench.suites.kernels.comparisons import asked_mask, masks_rightly
 from specbench.suites.kernels.drawing import drawn
-from specbench.tree import DraftTree
+from specbench.tree import UNUSED, DraftTree
 
 SIZES = (1, 2, 3, 7, 63, 64, 65, 130)
 trees = st.lists(shapes(sizes=SIZES, rare=(200, 1024)), min_size=1, max_size=4)
