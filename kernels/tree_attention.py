@@ -346,13 +346,15 @@ def tree_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     num_splits: int | None = None,
+    prefix_only: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Returns out [R, Hq, D] in q's dtype and lse float32 [R, Hq] (float64 for fp64). Nothing is read on the host.
 
     Arguments as in `reference.attention.tree_attention`, and: parents may be a `TreeMask` that was made before, for all
     layers of a forward. max_nodes: of the largest tree. num_splits: stretches of the prefix that are computed side by
-    side, None for as many as keep the GPU busy. k, v of int8 or float8_e4m3fn need scales. ValueError for shapes,
-    dtypes and strides that do not fit, CannotRun where there is nothing to run on.
+    side, None for as many as keep the GPU busy. prefix_only: rows see their prefix and nothing of their tree: plain
+    flash decoding, which the benchmark holds tree attention against. k, v of int8 or float8_e4m3fn need scales.
+    ValueError for shapes, dtypes and strides that do not fit, CannotRun where there is nothing to run on.
     """
     codes = _check(q, k, v, prefix_lens, cu_nodes, page_table, alibi_slopes, k_scale, v_scale)
     if isinstance(parents, TreeMask):
@@ -378,14 +380,15 @@ def tree_attention(
         num_processors=_num_processors(q.device),
         num_splits=num_splits,
     )
+    num_parts = cut.num_splits + (not prefix_only)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=acc, device=q.device)
     if not num_rows:
         return out, lse
-    part_out = torch.empty(cut.num_splits + 1, *q.shape, dtype=acc, device=q.device)
-    part_lse = torch.empty(cut.num_splits + 1, *q.shape[:2], dtype=acc, device=q.device)
+    part_out = torch.empty(num_parts, *q.shape, dtype=acc, device=q.device)
+    part_lse = torch.empty(num_parts, *q.shape[:2], dtype=acc, device=q.device)
     scale_strides = (0, 0, 0) if k_scale is None else k_scale.stride()
-    tree_attention_kernel[(num_sequences, num_key_heads * cut.num_row_blocks, cut.num_splits + 1)](
+    tree_attention_kernel[(num_sequences, num_key_heads * cut.num_row_blocks, num_parts)](
         q,
         *((one.view(torch.uint8) if one.dtype == torch.float8_e4m3fn else one) for one in (k, v)),
         mask.bits,
@@ -432,7 +435,7 @@ def tree_attention(
         part_lse,
         out,
         lse,
-        cut.num_splits + 1,
+        num_parts,
         num_results,
         HEAD_DIM=head_dim,
         BLOCK_DIM=block_dim,

@@ -45,7 +45,9 @@ def test_any_number_of_splits_is_merged(prefix_len: int, num_splits: int) -> Non
     assert not attention_differences(case, kernel)
 
 
-@pytest.mark.parametrize("dtype, head_dim", [("fp64", 256), ("fp32", 128), ("bf16", 128), ("bf16", 256), ("fp16", 5)])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"), [("fp64", 256), ("fp32", 128), ("bf16", 128), ("bf16", 256), ("fp16", 5)]
+)
 def test_a_gpus_pieces_give_the_same(monkeypatch: pytest.MonkeyPatch, dtype: str, head_dim: int) -> None:
     """Where there is no GPU its blocks are asked for all the same: smaller ones, and more splits."""
     monkeypatch.setattr(module, "_num_processors", lambda device: 132)
@@ -77,6 +79,17 @@ PLANS: dict[str, tuple[tuple[int, int, int, int], dict[str, Any], Plan]] = {
 def test_a_launch_is_cut_to_fill_the_gpu(name: str) -> None:
     sizes, others, expected = PLANS[name]
     assert plan(*sizes, **(USUAL | others)) == expected
+
+
+def test_rows_may_see_their_prefix_alone() -> None:
+    positional, keyword = on_device(*arguments(AttentionCase((CHAIN, (-1, 0)), (70, 3), group=2, num_splits=2)))
+    q, k, v, _, lens, scale = positional
+    out, lse = tree_attention(*positional, max_nodes=4, num_splits=2, prefix_only=True, **keyword)
+    for sequence, rows in enumerate((slice(0, 4), slice(4, 6))):
+        keys, values = (one[sequence, : lens[sequence], 0] for one in (k, v))
+        scores = scale * q[rows] @ keys.mT
+        torch.testing.assert_close(lse[rows], scores.logsumexp(-1), rtol=0, atol=1e-12)
+        torch.testing.assert_close(out[rows], scores.softmax(-1) @ values, rtol=0, atol=1e-12)
 
 
 def test_a_row_without_a_node_gets_zeros_and_minus_infinity() -> None:
