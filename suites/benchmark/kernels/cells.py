@@ -120,3 +120,43 @@ class VerifyCell:
 KINDS = {"greedy": "verify_greedy + commit_kv", "tree": "verify_sample, tree", "chain": "verify_sample, chain"}
 NUM_ACCEPTED = 4  # nodes of the path that greedy cells accept
 VERIFY_CELLS = tuple(VerifyCell(kind, 8 if kind == "chain" else 64, B) for kind in KINDS for B in (8, 1))
+
+
+@dataclass(frozen=True)
+class RoundCell:
+    """A whole round of B sequences: masks, the forward of a Llama of L layers, acceptance, rows moved up."""
+
+    N: int
+    B: int
+    P: int = 1024
+    L: int = 8
+    hidden: int = 1024
+    inner: int = 2816
+    V: int = 32768
+    Hq: int = NUM_QUERY_HEADS
+    Hkv: int = NUM_KEY_HEADS
+    D: int = HEAD_DIM
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def num_weights(self) -> int:
+        """That are multiplied in a round: the embedding is looked up only."""
+        attention = self.hidden * self.D * 2 * (self.Hq + self.Hkv)
+        return self.L * (attention + 3 * self.hidden * self.inner) + self.V * self.hidden
+
+    @property
+    def num_bytes(self) -> int:
+        """The fewest: weights and caches read once, logits written and read."""
+        layer = AttentionCell(self.P, self.N, self.B, self.Hq, self.Hkv, self.D)
+        return ELEMENT * (self.num_weights + 2 * self.B * self.N * self.V) + self.L * layer.num_bytes
+
+    @property
+    def num_flops(self) -> int:
+        layer = AttentionCell(self.P, self.N, self.B, self.Hq, self.Hkv, self.D)
+        return 2 * self.B * self.N * self.num_weights + self.L * layer.num_flops
+
+
+ROUND_CELLS = (RoundCell(16, 1), RoundCell(16, 8))

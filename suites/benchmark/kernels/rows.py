@@ -62,21 +62,24 @@ def row_of(kernel: str, cell: Any, contender: Contender, status: str, why: str =
     }
 
 
-def measured(task: Task, contender: Contender, clock: Clock | None) -> dict[str, Any]:
-    """The contender's row. clock: None to check and time nothing."""
+def measured(
+    task: Task, contender: Contender, clock: Clock | None, *, once: Callable[[Call], float] | None = None
+) -> dict[str, Any]:
+    """The contender's row. clock: None to check and time nothing. once: how a call is timed as it is, in place of what
+    the clock prepares."""
 
     def row(status: str, why: str = "", **more: Any) -> dict[str, Any]:
         return row_of(task.kernel, task.cell, contender, status, why) | more
 
     try:
         call, answer_of = contender.make(task)
-        timed = call if clock is None else clock.prepared(call)
+        timed = call if clock is None or once is not None else clock.prepared(call)
         result = timed()
         if why := task.wrong(answer_of(result)):
             return row(WRONG, why)
         if clock is None:
             return row(NOT_TIMED, NO_GPU, checked=task.checked)
-        seconds = times(clock.once, timed)
+        seconds = times(once or clock.once, timed)
         if why := task.wrong(answer_of(result)):  # the last replay's answer too
             return row(WRONG, f"after {seconds['n']} repetitions: {why}")
         return row(TIMED, seconds=seconds, checked=task.checked)

@@ -1,7 +1,7 @@
 """Acceptance and the moving of rows: our kernels against the same in torch, without a step to the host either.
 
-Greedy answers are right by construction: the winner of each row on a planned path is the next node's token. Sampled ones
-are torch's in fp64, with coins that lie so far from every edge that fp32 falls on the same side.
+Greedy answers are right by construction: the winner of each row on a planned path is the next node's token. Sampled
+ones are torch's in fp64, with coins that lie so far from every edge that fp32 falls on the same side.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GreedyTask:
         self.checked = f"paths and bonus tokens of {cell.B} trees, and all rows of the trees in {2 * cell.L} buffers"
         generator = torch.Generator().manual_seed(cell.B)
         path = [NUM_ACCEPTED + 1 + step for step in range(NUM_ACCEPTED)]
-        above = [-1, *(int(torch.randint(node, (), generator=generator)) for node in range(1, cell.N))]
+        above = _grown(cell.N, generator)
         for node, parent in zip(path, [0, *path], strict=False):
             above[node] = parent
         tokens = torch.stack([torch.randperm(cell.V, generator=generator)[: cell.N + 1] for _ in range(cell.B)])
@@ -133,16 +133,7 @@ class SampleTask:
         generator = torch.Generator().manual_seed(cell.B)
         rows = cell.B * cell.N
         is_chain = cell.kind == "chain"
-        above = [
-            [
-                -1,
-                *(
-                    node - 1 if is_chain else int(torch.randint(node, (), generator=generator))
-                    for node in range(1, cell.N)
-                ),
-            ]
-            for _ in range(cell.B)
-        ]
+        above = [list(range(-1, cell.N - 1)) if is_chain else _grown(cell.N, generator) for _ in range(cell.B)]
         tokens = torch.randint(cell.V, (cell.B, cell.N), generator=generator)
         there = torch.Generator(device).manual_seed(cell.B)
         likely = torch.zeros(rows, cell.V, dtype=DTYPE, device=device)
@@ -279,6 +270,11 @@ def _told(answer: Any) -> list[tuple[list[int], int, int]]:
         (row[:num], token, coins)
         for row, num, token, coins in zip(path, num_accepted, bonus_tokens, num_coins, strict=True)
     ]
+
+
+def _grown(num_nodes: int, generator: torch.Generator) -> list[int]:
+    """Parents of a tree, each node below any earlier one."""
+    return [-1, *(int(torch.randint(node, (), generator=generator)) for node in range(1, num_nodes))]
 
 
 def _deepest(parents: list[int]) -> int:
