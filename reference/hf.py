@@ -93,8 +93,8 @@ class HFModel:
         return self._type.takes_attention
 
     def with_attention(self, attention: FusedAttention | None) -> HFModel:
-        """The same model; rows behind a cache attend by `attention`, which transformers finds by a registered name, with a
-        mask function of its own. None for transformers' attention, which whole texts keep.
+        """The same model; rows behind a cache attend by `attention`, registered with transformers by name, masks too.
+        None for transformers' own attention, which whole texts keep.
 
         ValueError for types that compute attention without looking a name up.
         """
@@ -280,8 +280,8 @@ class HFModel:
     def _masked_by(self, name: str, mask: object) -> Iterator[None]:
         """Forwards inside attend by `name`, and get this mask where transformers would build one.
 
-        transformers lets a mask be registered by name, which is how one gets in that is not a 4-D tensor, or gets into a
-        model that takes 2-D masks only.
+        transformers lets a mask be registered by name. That is how one gets in that is not a 4-D tensor, or gets into
+        a model that takes 2-D masks only.
         """
         config, attention = self.model.config, self.model.config._attn_implementation
         ALL_MASK_ATTENTION_FUNCTIONS[name] = lambda *sizes, **named: mask
