@@ -73,11 +73,14 @@ def commit_kv(
     num_accepted: Tensor,
     *,
     page_table: Tensor | None = None,
+    pointers: Tensor | None = None,
 ) -> None:
     """buffers: keys and values of all layers, each [B, S, Hkv, D], or pages [num_pages, T, Hkv, D] with page_table int
     [B, max_pages]; all of one shape, strides and dtype. Scales, [B, S, Hkv] or [num_pages, T, Hkv], are buffers of a
     call of their own. prefix_lens, num_accepted: int [B]. path: int [B, max_depth], nodes of the last forward, whose
     rows stand at prefix_len + node; what stands behind num_accepted is not read.
+
+    pointers: what `pointers_of(buffers)` gave before: a CUDA graph cannot copy them from the host.
 
     Twin of the caches' `commit`. ValueError for shapes that do not fit. Nothing is read on the host.
     """
@@ -115,7 +118,9 @@ def commit_kv(
     columns = max(1, min(next_power_of_2(first.shape[2] * width), MAX_TILE // rows))
     # The bits are moved, whatever they mean.
     element = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}[first.element_size()]
-    pointers = torch.tensor([one.data_ptr() for one in buffers], dtype=torch.int64).to(first.device)
+    if pointers is None:
+        pointers = pointers_of(buffers)
+    check_shape(name, "pointers", pointers, (len(buffers),))
     commit_kv_kernel[(num_sequences, len(buffers), triton.cdiv(first.shape[2] * width, columns))](
         pointers,
         prefix_lens,
@@ -132,3 +137,8 @@ def commit_kv(
         MAX_PATH=rows,
         COLUMNS=columns,
     )
+
+
+def pointers_of(buffers: Sequence[Tensor]) -> Tensor:
+    """int64, on the buffers' device: where each begins."""
+    return torch.tensor([one.data_ptr() for one in buffers], dtype=torch.int64).to(buffers[0].device)

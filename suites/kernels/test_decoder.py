@@ -22,12 +22,10 @@ from specbench.reference.session import TreeSession
 from specbench.reference.steps import STEPS
 from specbench.suites.kernels import DEVICE
 from specbench.suites.kernels.decoder import KernelTarget
+from specbench.suites.kernels.rounds import GROUPED, SIZES, WINDOWED
 from specbench.tree import DraftTree
 from specbench.types import Request
 
-SIZES = {"vocab_size": 13, "hidden_size": 16, "intermediate_size": 24, "num_layers": 2, "num_heads": 4}
-GROUPED = tiny_llama(LlamaConfig(**SIZES, num_kv_heads=2, head_dim=4), seed=1)
-WINDOWED = tiny_llama(LlamaConfig(**SIZES, num_kv_heads=1, head_dim=6, windows=(3, None)), seed=2)
 HYBRID = tiny_hybrid(LlamaConfig(**SIZES, num_kv_heads=2, head_dim=4), Recurrence(layers=(1,)), seed=3)
 MODELS = {"grouped": GROUPED, "windowed": WINDOWED, "hybrid": HYBRID}
 PREFIX = [1, 2, 3, 4, 5, 6, 7]
