@@ -88,6 +88,7 @@ def attention(
     cap: float = 0.0,
     window: bool = False,
     bias: bool = False,
+    splits: bool = True,
     rows: int = 64,
 ) -> Specialisation:
     cached = {0: f"*{dtype}", 1: "*i8", 2: "*u8"}[codes]
@@ -102,6 +103,7 @@ def attention(
         "TREE_BLOCK": tree_attention.TREE_BLOCK,
         "SCALE": head_dim**-0.5,
         "CAP": cap,
+        "HAS_SPLITS": splits,
         "HAS_WINDOW": window,
         "HAS_BIAS": bias,
         "CODES": codes,
@@ -109,6 +111,8 @@ def attention(
         "DOT": DTYPES[dtype],
     }
     types = {**POINTERS["attention"], "q": f"*{dtype}", "k": cached, "v": cached}
+    if not splits:
+        types["part_out"] = f"*{dtype}"
     return Specialisation(f"attention, {name}", tree_attention.tree_attention_kernel, types, constants)
 
 
@@ -145,6 +149,7 @@ def commit(page: int) -> Specialisation:
 
 SPECIALISATIONS: Sequence[Specialisation] = (
     attention("bf16 128"),
+    attention("bf16 128, one pass", splits=False),
     attention("bf16 128, one query head a key head", group=1),
     attention("bf16 128, 16 rows", rows=16),
     attention("fp16 128", "fp16"),

@@ -8,7 +8,8 @@ over the prefix rows j within the window of position_i, and the tree's rows j wh
 Split-KV flash decoding: a program takes one key head, a block of rows (all nodes of a tree and all query heads of the
 group, so that each block of keys and values is loaded once for all of them) and one stretch of the prefix; one more
 stretch is the tree itself. Partial results are merged by their lse:  lse = log sum_s exp lse_s,
-out = sum_s exp(lse_s - lse) out_s. The mask is N x N bits and never meets the prefix.
+out = sum_s exp(lse_s - lse) out_s. Where sequences and heads alone keep the GPU busy, one program goes through prefix
+and tree, and nothing is merged. The mask is N x N bits and never meets the prefix.
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ def tree_attention_kernel(
     TREE_BLOCK: tl.constexpr,
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
+    HAS_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     CODES: tl.constexpr,
@@ -172,7 +174,7 @@ def tree_attention_kernel(
 ):
     """PAGE: rows a page; 0 for a contiguous cache, whose pages are whole sequences. CAP: 0 for none. CODES: 0 numbers,
     1 int8, 2 fp8. ACC: the dtype of sums, DOT: of the factors of products. Splits below num_splits are stretches of
-    the prefix, the last one is the tree."""
+    the prefix, the last one is the tree; without HAS_SPLITS there is one for both, and results are whole."""
     sequence = tl.program_id(0)
     split = tl.program_id(2)
     key_head = (tl.program_id(1) // num_row_blocks).to(tl.int64)
@@ -196,11 +198,9 @@ def tree_attention_kernel(
     if HAS_BIAS:
         slopes += tl.load(alibi_slopes + head, mask=is_row, other=0.0).to(ACC)
 
-    state = (
-        tl.full([BLOCK_ROWS], float("-inf"), dtype=ACC),
-        tl.zeros([BLOCK_ROWS], dtype=ACC),
-        tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=ACC),
-    )
+    top = tl.full([BLOCK_ROWS], float("-inf"), dtype=ACC)
+    total = tl.zeros([BLOCK_ROWS], dtype=ACC)
+    out = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=ACC)
     rows = (queries, is_row, node, position, slopes, window, dims)
     strides = (
         k_page_stride, k_slot_stride, k_head_stride,
@@ -217,12 +217,12 @@ def tree_attention_kernel(
         begin = first + split * length
         end = tl.minimum(begin + length, prefix_len)
         top, total, out = attend_stretch(
-            state, rows, cache, tree, begin, end,
+            (top, total, out), rows, cache, tree, begin, end,
             False, PREFIX_BLOCK, PAGE, HEAD_DIM, SCALE, CAP, HAS_WINDOW, HAS_BIAS, CODES, ACC, DOT,
         )  # fmt: skip
-    else:
+    if (split == num_splits) | (not HAS_SPLITS):
         top, total, out = attend_stretch(
-            state, rows, cache, tree, prefix_len, prefix_len + num_nodes,
+            (top, total, out), rows, cache, tree, prefix_len, prefix_len + num_nodes,
             True, TREE_BLOCK, PAGE, HEAD_DIM, SCALE, CAP, HAS_WINDOW, HAS_BIAS, CODES, ACC, DOT,
         )  # fmt: skip
 
@@ -291,8 +291,9 @@ def tree_attention(
 
     Arguments as in `reference.attention.tree_attention`, and: parents may be a `TreeMask` that was made before, for all
     layers of a forward. max_nodes: of the largest tree. num_splits: stretches of the prefix that are computed side by
-    side, None for as many as keep the GPU busy. k, v of int8 or float8_e4m3fn need scales. ValueError for shapes,
-    dtypes and strides that do not fit, CannotRun where there is nothing to run on.
+    side with the tree, 0 for prefix and tree by one program, None for as many as keep the GPU busy. k, v of int8 or
+    float8_e4m3fn need scales. ValueError for shapes, dtypes and strides that do not fit, CannotRun where there is
+    nothing to run on.
     """
     codes = _check(q, k, v, prefix_lens, cu_nodes, page_table, alibi_slopes, k_scale, v_scale)
     if isinstance(parents, TreeMask):
@@ -314,8 +315,10 @@ def tree_attention(
     lse = torch.empty(q.shape[:2], dtype=acc, device=q.device)
     if not num_rows:
         return out, lse
-    part_out = torch.empty(num_splits + 1, *q.shape, dtype=acc, device=q.device)
-    part_lse = torch.empty(num_splits + 1, *q.shape[:2], dtype=acc, device=q.device)
+    part_out, part_lse = out, lse
+    if num_splits:
+        part_out = torch.empty(num_splits + 1, *q.shape, dtype=acc, device=q.device)
+        part_lse = torch.empty(num_splits + 1, *q.shape[:2], dtype=acc, device=q.device)
     block_dim = max(16, next_power_of_2(head_dim))
     scale_strides = (0, 0, 0) if k_scale is None else k_scale.stride()
     tree_attention_kernel[(num_sequences, num_key_heads * num_row_blocks, num_splits + 1)](
@@ -333,7 +336,7 @@ def tree_attention(
         part_lse,
         0 if window is None else window,
         mask.bits.shape[1],
-        num_splits,
+        max(1, num_splits),
         num_rows,
         num_row_blocks,
         0 if page_table is None else page_table.stride(0),
@@ -351,6 +354,7 @@ def tree_attention(
         TREE_BLOCK=TREE_BLOCK,
         SCALE=float(scale),
         CAP=float(soft_cap or 0.0),
+        HAS_SPLITS=num_splits > 0,
         HAS_WINDOW=window is not None,
         HAS_BIAS=alibi_slopes is not None,
         CODES=codes,
@@ -358,6 +362,8 @@ def tree_attention(
         # The interpreter multiplies the bit patterns of bf16.
         DOT=TRITON_DTYPES[acc if INTERPRETED else q.dtype],
     )
+    if not num_splits:
+        return out, lse
     num_results = num_rows * num_query_heads
     merge_kernel[(triton.cdiv(num_results, MERGE_BLOCK),)](
         part_out,
@@ -375,12 +381,13 @@ def tree_attention(
 
 
 def _usual_splits(device: torch.device, num_programs: int, longest: int) -> int:
-    """So many that the GPU has work, none shorter than a few blocks. One where nothing runs side by side."""
+    """So many that the GPU has work, none shorter than a few blocks. 0 where one pass does as well: the GPU is busy
+    without splits, or nothing runs side by side."""
     if device.type != "cuda":
-        return 1
+        return 0
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count
     wanted = triton.cdiv(PROGRAMS_A_PROCESSOR * num_processors, num_programs)
-    return max(1, min(wanted, longest // (4 * PREFIX_BLOCK)))
+    return min(wanted, longest // (4 * PREFIX_BLOCK)) if wanted > 1 else 0
 
 
 def _check(

@@ -6,6 +6,12 @@ from specbench.kernels.faults.fault import KernelFault
 
 _ATTENTION = [
     KernelFault(
+        "one_pass_without_the_tree",
+        "tree_attention",
+        "a program that goes through all keys leaves the tree's out",
+        (("if (split == num_splits) | (not HAS_SPLITS):", "if split == num_splits:"),),
+    ),
+    KernelFault(
         "group_mapping",
         "tree_attention",
         "query heads take key heads in turn instead of in groups",

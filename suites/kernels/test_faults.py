@@ -46,6 +46,7 @@ ATTENTION = [
     AttentionCase((TREE,), (70,), num_key_heads=2, codes="int8", page=1),
     AttentionCase((TREE,), (70,), num_key_heads=2, codes="fp8"),
     AttentionCase((TREE,), (70,), dtype="fp32"),
+    AttentionCase((TREE, SECOND), (70, 2), window=5, num_splits=0),
 ]
 MASKS = [[TREE, SECOND], [WIDE], [(-1, 3, 0, 2), (-1, UNUSED, 0)]]
 GREEDY = [
