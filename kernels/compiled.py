@@ -66,6 +66,7 @@ class Specialisation:
     kernel: Any
     types: Mapping[str, str]
     constants: Mapping[str, Any]
+    num_warps: int = 4
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,21 @@ def attention(
     splits: bool = True,
     rows: int = 64,
 ) -> Specialisation:
+    """As the launcher cuts up a tree of `rows` rows and heads on a GPU."""
     cached = {0: f"*{dtype}", 1: "*i8", 2: "*u8"}[codes]
+    block_dim, size = int(triton.next_power_of_2(head_dim)), DTYPES[dtype].primitive_bitwidth // 8
+    cut = tree_attention.plan(
+        1, 8, rows, 8192, row_bytes=block_dim * size, element_size=size, is_coded=codes > 0, num_processors=132
+    )
     constants = {
         "QUERY_HEADS": 8 * group,
         "GROUP": group,
         "PAGE": page,
         "HEAD_DIM": head_dim,
-        "BLOCK_DIM": triton.next_power_of_2(head_dim),
-        "BLOCK_ROWS": rows,
-        "PREFIX_BLOCK": tree_attention.PREFIX_BLOCK,
-        "TREE_BLOCK": tree_attention.TREE_BLOCK,
+        "BLOCK_DIM": block_dim,
+        "BLOCK_ROWS": cut.block_rows,
+        "PREFIX_BLOCK": cut.prefix_block,
+        "TREE_BLOCK": cut.tree_block,
         "SCALE": head_dim**-0.5,
         "CAP": cap,
         "HAS_SPLITS": splits,
@@ -113,7 +119,7 @@ def attention(
     types = {**POINTERS["attention"], "q": f"*{dtype}", "k": cached, "v": cached}
     if not splits:
         types["part_out"] = f"*{dtype}"
-    return Specialisation(f"attention, {name}", tree_attention.tree_attention_kernel, types, constants)
+    return Specialisation(f"attention, {name}", tree_attention.tree_attention_kernel, types, constants, cut.num_warps)
 
 
 def argmax(dtype: str) -> Specialisation:
@@ -149,7 +155,8 @@ def commit(page: int) -> Specialisation:
 
 SPECIALISATIONS: Sequence[Specialisation] = (
     attention("bf16 128"),
-    attention("bf16 128, one pass", splits=False),
+    attention("bf16 128, 128 rows", rows=128),
+    attention("bf16 128, 128 rows in one pass", rows=128, splits=False),
     attention("bf16 128, one query head a key head", group=1),
     attention("bf16 128, 16 rows", rows=16),
     attention("fp16 128", "fp16"),
@@ -157,7 +164,8 @@ SPECIALISATIONS: Sequence[Specialisation] = (
     attention("bf16 64", head_dim=64),
     attention("bf16 80", head_dim=80),
     attention("bf16 96", head_dim=96),
-    attention("bf16 256, 16 rows", head_dim=256, rows=16),
+    attention("bf16 256", head_dim=256),
+    attention("fp32 256", "fp32", head_dim=256),
     attention("bf16 128, pages of 16", page=16),
     attention("bf16 128, window", window=True),
     attention("bf16 128, soft-cap and ALiBi", cap=30.0, bias=True),
@@ -167,7 +175,7 @@ SPECIALISATIONS: Sequence[Specialisation] = (
         "merge, bf16 128",
         tree_attention.merge_kernel,
         {**POINTERS["merge"], "out": "*bf16"},
-        {"HEAD_DIM": 128, "BLOCK_DIM": 128, "BLOCK": tree_attention.MERGE_BLOCK, "ACC": tl.float32},
+        {"HEAD_DIM": 128, "BLOCK_DIM": 128, "BLOCK": 4, "ACC": tl.float32},
     ),
     Specialisation(
         "mask, 256 nodes",
@@ -199,7 +207,7 @@ def compiled(one: Specialisation, target: GPUTarget) -> Cost:
         constexprs={(names.index(name),): value for name, value in one.constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    made = triton.compile(source, target=target)
+    made = triton.compile(source, target=target, options={"num_warps": one.num_warps})
     registers, spilled = _of_amd(made.asm["amdgcn"]) if target.backend == "hip" else _of_nvidia(made.asm["cubin"])
     return Cost(registers, spilled, made.metadata.shared)
 

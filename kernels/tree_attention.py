@@ -14,6 +14,8 @@ and tree, and nothing is merged. The mask is N x N bits and never meets the pref
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -32,11 +34,11 @@ from specbench.kernels.tree_mask import TreeMask, tree_mask
 
 PREFIX_BLOCK = 64
 TREE_BLOCK = 32  # divides 64: the keys of a block share one word of the mask
-MERGE_BLOCK = 16
-MAX_BLOCK_ROWS = 64
 CODE_DTYPES = {torch.int8: 1, torch.float8_e4m3fn: 2}
 WIDEST = 256  # head size that the blocks above are made for
-PROGRAMS_A_PROCESSOR = 2  # so many splits that a GPU's multiprocessors have work
+STAGE_BYTES = 2**15  # keys and values that a program has under way at once, three times
+MIN_STRETCH = 256  # rows of the prefix, below which a split is not worth its partial result
+RESIDENT = {16: 3, 32: 3, 64: 2, 128: 1}  # rows a program: programs that fit on a multiprocessor of sm_90 at once
 
 
 @triton.jit
@@ -252,7 +254,7 @@ def merge_kernel(
     top = tl.full([BLOCK], float("-inf"), dtype=ACC)
     total = tl.zeros([BLOCK], dtype=ACC)
     merged = tl.zeros([BLOCK, BLOCK_DIM], dtype=ACC)
-    for part in range(num_parts):
+    for part in tl.range(num_parts, num_stages=4):  # loads of the next parts are under way
         where = part * num_results + result  # int64, as result is
         one = tl.load(part_lse + where, mask=is_result, other=float("-inf"))
         new_top = tl.maximum(top, one)
@@ -267,6 +269,67 @@ def merge_kernel(
     is_number = is_result[:, None] & (dims < HEAD_DIM)[None, :]
     tl.store(out + result[:, None] * HEAD_DIM + dims[None, :], merged / divisor[:, None], mask=is_number)
     tl.store(lse + result, tl.where(total > 0, top + tl.log(divisor), float("-inf")), mask=is_result)
+
+
+class Plan(NamedTuple):
+    """How a launch is cut up. num_splits: of the prefix, the tree is one more; 0 where one program goes through both.
+    merge_block: results a program."""
+
+    block_rows: int
+    num_row_blocks: int
+    prefix_block: int
+    tree_block: int
+    num_splits: int
+    num_warps: int
+    merge_block: int
+
+
+def plan(
+    num_sequences: int,
+    num_key_heads: int,
+    num_rows: int,
+    longest: int,
+    *,
+    row_bytes: int,
+    element_size: int,
+    is_coded: bool,
+    num_processors: int,
+    num_splits: int | None = None,
+) -> Plan:
+    """num_rows: of the largest tree, its nodes times the query heads of a group. longest: rows that a cache has place
+    for. row_bytes, element_size: of a key as it is multiplied. is_coded: keys are int8 or fp8. num_processors:
+    multiprocessors of the GPU; 1 where nothing runs side by side, which is cut into few, large pieces.
+
+    The rest is for GPUs. Three stages of keys and values lie in shared memory at once: wider ones come in smaller
+    blocks. From 65 rows on 128 share each load where registers allow: with 64 a multiprocessor fetches a key for 64
+    products, which asks the L2 for more than it has before matrix units are busy. Numbers wider than 16 bits are
+    multiplied without matrix units, and more than 16 rows of them do not fit into registers.
+    """
+    if num_processors == 1:
+        block_rows = min(64, max(16, next_power_of_2(num_rows)))
+        num_row_blocks = triton.cdiv(num_rows, block_rows)
+        return Plan(block_rows, num_row_blocks, PREFIX_BLOCK, TREE_BLOCK, num_splits or 0, num_warps=4, merge_block=16)
+    most = 16 if element_size > 2 else 128 if row_bytes <= 256 and not is_coded else 64
+    block_rows = min(most, max(16, next_power_of_2(num_rows)))
+    num_row_blocks = triton.cdiv(num_rows, block_rows)
+    prefix_block = max(16, min(PREFIX_BLOCK, STAGE_BYTES // (2 * row_bytes)))
+    if num_splits is None:
+        slots = num_processors * RESIDENT[block_rows]
+        num_splits = _even_splits(num_sequences * num_key_heads * num_row_blocks, slots, longest // MIN_STRETCH)
+        if num_splits == 1:
+            num_splits = 0  # a split of its own for the tree would cost a partial result and a merge
+    num_warps = 8 if block_rows == 128 else 4
+    return Plan(block_rows, num_row_blocks, prefix_block, min(TREE_BLOCK, prefix_block), num_splits, num_warps, 4)
+
+
+def _even_splits(num_programs: int, slots: int, most: int) -> int:
+    """The fewest splits with which the GPU's last wave of programs is nearly as full as it can be."""
+    fullness = {}
+    for num in range(1, max(1, min(most, slots)) + 1):
+        waves = num * num_programs / slots
+        fullness[num] = waves / triton.cdiv(num * num_programs, slots)
+    best = max(fullness.values(), default=1.0)
+    return min(num for num, full in fullness.items() if full >= 0.95 * best)
 
 
 def tree_attention(
@@ -305,23 +368,30 @@ def tree_attention(
     num_key_heads, num_sequences = k.shape[2], prefix_lens.shape[0]
     group = num_query_heads // num_key_heads
     acc = torch.promote_types(q.dtype, torch.float32)
-    block_rows = min(MAX_BLOCK_ROWS, max(16, next_power_of_2(max_nodes * group)))
-    num_row_blocks = triton.cdiv(max_nodes * group, block_rows)
+    block_dim = max(16, next_power_of_2(head_dim))
     page = 0 if page_table is None else k.shape[1]
     longest = k.shape[1] if page_table is None else page_table.shape[1] * page
-    if num_splits is None:
-        num_splits = _usual_splits(q.device, num_sequences * num_key_heads * num_row_blocks, longest)
+    cut = plan(
+        num_sequences,
+        num_key_heads,
+        max_nodes * group,
+        longest,
+        row_bytes=block_dim * q.element_size(),
+        element_size=q.element_size(),
+        is_coded=codes > 0,
+        num_processors=_num_processors(q.device),
+        num_splits=num_splits,
+    )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=acc, device=q.device)
     if not num_rows:
         return out, lse
     part_out, part_lse = out, lse
-    if num_splits:
-        part_out = torch.empty(num_splits + 1, *q.shape, dtype=acc, device=q.device)
-        part_lse = torch.empty(num_splits + 1, *q.shape[:2], dtype=acc, device=q.device)
-    block_dim = max(16, next_power_of_2(head_dim))
+    if cut.num_splits:
+        part_out = torch.empty(cut.num_splits + 1, *q.shape, dtype=acc, device=q.device)
+        part_lse = torch.empty(cut.num_splits + 1, *q.shape[:2], dtype=acc, device=q.device)
     scale_strides = (0, 0, 0) if k_scale is None else k_scale.stride()
-    tree_attention_kernel[(num_sequences, num_key_heads * num_row_blocks, num_splits + 1)](
+    tree_attention_kernel[(num_sequences, num_key_heads * cut.num_row_blocks, cut.num_splits + 1)](
         q,
         *((one.view(torch.uint8) if one.dtype == torch.float8_e4m3fn else one) for one in (k, v)),
         mask.bits,
@@ -336,9 +406,9 @@ def tree_attention(
         part_lse,
         0 if window is None else window,
         mask.bits.shape[1],
-        max(1, num_splits),
+        max(1, cut.num_splits),
         num_rows,
-        num_row_blocks,
+        cut.num_row_blocks,
         0 if page_table is None else page_table.stride(0),
         *q.stride()[:2],
         *k.stride()[:3],
@@ -349,45 +419,40 @@ def tree_attention(
         PAGE=page,
         HEAD_DIM=head_dim,
         BLOCK_DIM=block_dim,
-        BLOCK_ROWS=block_rows,
-        PREFIX_BLOCK=PREFIX_BLOCK,
-        TREE_BLOCK=TREE_BLOCK,
+        BLOCK_ROWS=cut.block_rows,
+        PREFIX_BLOCK=cut.prefix_block,
+        TREE_BLOCK=cut.tree_block,
         SCALE=float(scale),
         CAP=float(soft_cap or 0.0),
-        HAS_SPLITS=num_splits > 0,
+        HAS_SPLITS=cut.num_splits > 0,
         HAS_WINDOW=window is not None,
         HAS_BIAS=alibi_slopes is not None,
         CODES=codes,
         ACC=TRITON_DTYPES[acc],
         # The interpreter multiplies the bit patterns of bf16.
         DOT=TRITON_DTYPES[acc if INTERPRETED else q.dtype],
+        num_warps=cut.num_warps,
     )
-    if not num_splits:
+    if not cut.num_splits:
         return out, lse
     num_results = num_rows * num_query_heads
-    merge_kernel[(triton.cdiv(num_results, MERGE_BLOCK),)](
+    merge_kernel[(triton.cdiv(num_results, cut.merge_block),)](
         part_out,
         part_lse,
         out,
         lse,
-        num_splits + 1,
+        cut.num_splits + 1,
         num_results,
         HEAD_DIM=head_dim,
         BLOCK_DIM=block_dim,
-        BLOCK=MERGE_BLOCK,
+        BLOCK=cut.merge_block,
         ACC=TRITON_DTYPES[acc],
     )
     return out, lse
 
 
-def _usual_splits(device: torch.device, num_programs: int, longest: int) -> int:
-    """So many that the GPU has work, none shorter than a few blocks. 0 where one pass does as well: the GPU is busy
-    without splits, or nothing runs side by side."""
-    if device.type != "cuda":
-        return 0
-    num_processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wanted = triton.cdiv(PROGRAMS_A_PROCESSOR * num_processors, num_programs)
-    return min(wanted, longest // (4 * PREFIX_BLOCK)) if wanted > 1 else 0
+def _num_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _check(

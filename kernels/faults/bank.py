@@ -108,7 +108,7 @@ _ATTENTION = [
         "merge_forgets_the_tree",
         "tree_attention",
         "the last partial result, the tree's own, is not merged",
-        (("for part in range(num_parts):", "for part in range(num_parts - 1):"),),
+        (("for part in tl.range(num_parts, ", "for part in tl.range(num_parts - 1, "),),
     ),
     KernelFault(
         "online_without_rescale",

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from specbench.kernels.tree_attention import tree_attention
+from specbench.kernels import tree_attention as module
+from specbench.kernels.tree_attention import Plan, plan, tree_attention
 from specbench.suites.kernels import DEVICE
 from specbench.suites.kernels.cases import AttentionCase, arguments, attention_cases, on_device
 from specbench.suites.kernels.comparisons import asked_of, attention_differences, decodes_fp8, finds_far_pages
@@ -42,6 +43,42 @@ def test_any_number_of_splits_is_merged(prefix_len: int, num_splits: int) -> Non
     """More splits than blocks leave some of them empty."""
     case = AttentionCase((CHAIN, (-1, 0, 0)), (prefix_len, 3), num_key_heads=2, group=2, num_splits=num_splits)
     assert not attention_differences(case, kernel)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"), [("fp64", 256), ("fp32", 128), ("bf16", 128), ("bf16", 256), ("fp16", 5)]
+)
+def test_a_gpus_pieces_give_the_same(monkeypatch: pytest.MonkeyPatch, dtype: str, head_dim: int) -> None:
+    """Where there is no GPU its blocks are asked for all the same: smaller ones, and more splits."""
+    monkeypatch.setattr(module, "_num_processors", lambda device: 132)
+    tree = (-1, *(node // 2 for node in range(32)))
+    case = AttentionCase((tree, CHAIN), (600, 65), group=4, head_dim=head_dim, dtype=dtype, page=16)
+
+    def as_launched(*positional: Any, **keyword: Any) -> Any:
+        *tensors, one = positional
+        return tree_attention(*tensors, max_nodes=max(map(len, one.trees)), **keyword)
+
+    assert not attention_differences(case, as_launched)
+
+
+USUAL = {"row_bytes": 256, "element_size": 2, "is_coded": False, "num_processors": 132}
+PLANS: dict[str, tuple[tuple[int, int, int, int], dict[str, Any], Plan]] = {
+    # 8 x 8 programs a split, two of 64 rows at once on each of 132 multiprocessors: 4 splits fill 256 of 264 places.
+    "N16": ((8, 8, 64, 8208), {}, Plan(64, 1, 64, 32, 4, 4, 4)),
+    "N64": ((8, 8, 256, 8256), {}, Plan(128, 2, 64, 32, 0, 8, 4)),  # 128 of 132 places: one pass
+    "short": ((1, 8, 4, 1025), {}, Plan(16, 1, 64, 32, 4, 4, 4)),  # splits of at least 256 rows
+    "int8": ((8, 8, 256, 8256), {"is_coded": True}, Plan(64, 4, 64, 32, 0, 4, 4)),  # 256 of 264
+    "fp32 of 128": ((8, 8, 64, 8208), {"row_bytes": 512, "element_size": 4}, Plan(16, 4, 32, 32, 3, 4, 4)),
+    "fp64 of 256": ((1, 1, 64, 100), {"row_bytes": 2048, "element_size": 8}, Plan(16, 4, 16, 16, 0, 4, 4)),
+    "named": ((8, 8, 64, 8208), {"num_splits": 9}, Plan(64, 1, 64, 32, 9, 4, 4)),
+    "no GPU": ((8, 8, 256, 8256), {"num_processors": 1}, Plan(64, 4, 64, 32, 0, 4, 16)),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_launch_is_cut_to_fill_the_gpu(name: str) -> None:
+    sizes, others, expected = PLANS[name]
+    assert plan(*sizes, **(USUAL | others)) == expected
 
 
 def test_a_row_without_a_node_gets_zeros_and_minus_infinity() -> None:
