@@ -89,6 +89,7 @@ def attention(
     cap: float = 0.0,
     window: bool = False,
     bias: bool = False,
+    splits: bool = True,
     rows: int = 64,
 ) -> Specialisation:
     """As the launcher cuts up a tree of `rows` rows and heads on a GPU."""
@@ -108,6 +109,7 @@ def attention(
         "TREE_BLOCK": cut.tree_block,
         "SCALE": head_dim**-0.5,
         "CAP": cap,
+        "HAS_SPLITS": splits,
         "HAS_WINDOW": window,
         "HAS_BIAS": bias,
         "CODES": codes,
@@ -115,6 +117,8 @@ def attention(
         "DOT": DTYPES[dtype],
     }
     types = {**POINTERS["attention"], "q": f"*{dtype}", "k": cached, "v": cached}
+    if not splits:
+        types["part_out"] = f"*{dtype}"
     return Specialisation(f"attention, {name}", tree_attention.tree_attention_kernel, types, constants, cut.num_warps)
 
 
@@ -152,6 +156,7 @@ def commit(page: int) -> Specialisation:
 SPECIALISATIONS: Sequence[Specialisation] = (
     attention("bf16 128"),
     attention("bf16 128, 128 rows", rows=128),
+    attention("bf16 128, 128 rows in one pass", rows=128, splits=False),
     attention("bf16 128, one query head a key head", group=1),
     attention("bf16 128, 16 rows", rows=16),
     attention("fp16 128", "fp16"),

@@ -79,13 +79,17 @@ def attend(
     *,
     window: int | None,
     scale: float,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """`reference.model.FusedAttention` by the kernel, one sequence of the batch at a time.
 
-    q: [B, Hq, M, D]. k, v: [B, Hkv, K, D], the last M keys the rows' own. block_mask: bool [M, M] or [B, M, M]. Keys at
-    negative positions are padding in front of the others. Returns [B, Hq, M, D].
+    q: [B, Hq, M, D]. k: [B, Hkv, K, D], v: [B, Hkv, K, Dv], the last M keys the rows' own. block_mask: bool [M, M] or
+    [B, M, M]. Keys at negative positions are padding in front of the others. Returns [B, Hq, M, Dv].
     """
     num_sequences, _, num_rows, _ = q.shape
+    value_dim = v.shape[3]
+    width = max(q.shape[3], value_dim)  # the kernel has one size; zeros add nothing to a product
+    q, k, v = (torch.nn.functional.pad(x, (0, width - x.shape[3])) for x in (q, k, v))
     mixed = []
     for one in range(num_sequences):
         mask = block_mask if block_mask.dim() == 2 else block_mask[one]
@@ -108,9 +112,10 @@ def attend(
             cu_nodes=_ints([0, num_rows], q.device),
             max_nodes=num_rows,
             window=window,
+            soft_cap=soft_cap,
         )
         mixed.append(out.transpose(0, 1))
-    return torch.stack(mixed)
+    return torch.stack(mixed)[..., :value_dim]
 
 
 def walk(tree: DraftTree, target_logits: Tensor) -> VerifyResult:

@@ -8,7 +8,8 @@ over the prefix rows j within the window of position_i, and the tree's rows j wh
 Split-KV flash decoding: a program takes one key head, a block of rows (all nodes of a tree and all query heads of the
 group, so that each block of keys and values is loaded once for all of them) and one stretch of the prefix; one more
 stretch is the tree itself. Partial results are merged by their lse:  lse = log sum_s exp lse_s,
-out = sum_s exp(lse_s - lse) out_s. The mask is N x N bits and never meets the prefix.
+out = sum_s exp(lse_s - lse) out_s. Where sequences and heads alone keep the GPU busy, one program goes through prefix
+and tree, and nothing is merged. The mask is N x N bits and never meets the prefix.
 """
 
 from __future__ import annotations
@@ -166,6 +167,7 @@ def tree_attention_kernel(
     TREE_BLOCK: tl.constexpr,
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
+    HAS_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     CODES: tl.constexpr,
@@ -174,7 +176,7 @@ def tree_attention_kernel(
 ):
     """PAGE: rows a page; 0 for a contiguous cache, whose pages are whole sequences. CAP: 0 for none. CODES: 0 numbers,
     1 int8, 2 fp8. ACC: the dtype of sums, DOT: of the factors of products. Splits below num_splits are stretches of
-    the prefix, the last one is the tree."""
+    the prefix, the last one is the tree; without HAS_SPLITS there is one for both, and results are whole."""
     sequence = tl.program_id(0)
     split = tl.program_id(2)
     key_head = (tl.program_id(1) // num_row_blocks).to(tl.int64)
@@ -198,11 +200,9 @@ def tree_attention_kernel(
     if HAS_BIAS:
         slopes += tl.load(alibi_slopes + head, mask=is_row, other=0.0).to(ACC)
 
-    state = (
-        tl.full([BLOCK_ROWS], float("-inf"), dtype=ACC),
-        tl.zeros([BLOCK_ROWS], dtype=ACC),
-        tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=ACC),
-    )
+    top = tl.full([BLOCK_ROWS], float("-inf"), dtype=ACC)
+    total = tl.zeros([BLOCK_ROWS], dtype=ACC)
+    out = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=ACC)
     rows = (queries, is_row, node, position, slopes, window, dims)
     strides = (
         k_page_stride, k_slot_stride, k_head_stride,
@@ -219,12 +219,12 @@ def tree_attention_kernel(
         begin = first + split * length
         end = tl.minimum(begin + length, prefix_len)
         top, total, out = attend_stretch(
-            state, rows, cache, tree, begin, end,
+            (top, total, out), rows, cache, tree, begin, end,
             False, PREFIX_BLOCK, PAGE, HEAD_DIM, SCALE, CAP, HAS_WINDOW, HAS_BIAS, CODES, ACC, DOT,
         )  # fmt: skip
-    else:
+    if (split == num_splits) | (not HAS_SPLITS):
         top, total, out = attend_stretch(
-            state, rows, cache, tree, prefix_len, prefix_len + num_nodes,
+            (top, total, out), rows, cache, tree, prefix_len, prefix_len + num_nodes,
             True, TREE_BLOCK, PAGE, HEAD_DIM, SCALE, CAP, HAS_WINDOW, HAS_BIAS, CODES, ACC, DOT,
         )  # fmt: skip
 
@@ -272,7 +272,8 @@ def merge_kernel(
 
 
 class Plan(NamedTuple):
-    """How a launch is cut up. num_splits: of the prefix; the tree is one more. merge_block: results a program."""
+    """How a launch is cut up. num_splits: of the prefix, the tree is one more; 0 where one program goes through both.
+    merge_block: results a program."""
 
     block_rows: int
     num_row_blocks: int
@@ -307,7 +308,7 @@ def plan(
     if num_processors == 1:
         block_rows = min(64, max(16, next_power_of_2(num_rows)))
         num_row_blocks = triton.cdiv(num_rows, block_rows)
-        return Plan(block_rows, num_row_blocks, PREFIX_BLOCK, TREE_BLOCK, num_splits or 1, num_warps=4, merge_block=16)
+        return Plan(block_rows, num_row_blocks, PREFIX_BLOCK, TREE_BLOCK, num_splits or 0, num_warps=4, merge_block=16)
     most = 16 if element_size > 2 else 128 if row_bytes <= 256 and not is_coded else 64
     block_rows = min(most, max(16, next_power_of_2(num_rows)))
     num_row_blocks = triton.cdiv(num_rows, block_rows)
@@ -315,6 +316,8 @@ def plan(
     if num_splits is None:
         slots = num_processors * RESIDENT[block_rows]
         num_splits = _even_splits(num_sequences * num_key_heads * num_row_blocks, slots, longest // MIN_STRETCH)
+        if num_splits == 1:
+            num_splits = 0  # a split of its own for the tree would cost a partial result and a merge
     num_warps = 8 if block_rows == 128 else 4
     return Plan(block_rows, num_row_blocks, prefix_block, min(TREE_BLOCK, prefix_block), num_splits, num_warps, 4)
 
@@ -352,9 +355,10 @@ def tree_attention(
 
     Arguments as in `reference.attention.tree_attention`, and: parents may be a `TreeMask` that was made before, for all
     layers of a forward. max_nodes: of the largest tree. num_splits: stretches of the prefix that are computed side by
-    side, None for as many as keep the GPU busy. prefix_only: rows see their prefix and nothing of their tree: plain
-    flash decoding, which the benchmark holds tree attention against. k, v of int8 or float8_e4m3fn need scales.
-    ValueError for shapes, dtypes and strides that do not fit, CannotRun where there is nothing to run on.
+    side with the tree, 0 for prefix and tree by one program, None for as many as keep the GPU busy. prefix_only: rows
+    see their prefix and nothing of their tree: plain flash decoding, which the benchmark holds tree attention against.
+    k, v of int8 or float8_e4m3fn need scales. ValueError for shapes, dtypes and strides that do not fit, CannotRun
+    where there is nothing to run on.
     """
     codes = _check(q, k, v, prefix_lens, cu_nodes, page_table, alibi_slopes, k_scale, v_scale)
     if isinstance(parents, TreeMask):
@@ -380,13 +384,15 @@ def tree_attention(
         num_processors=_num_processors(q.device),
         num_splits=num_splits,
     )
-    num_parts = cut.num_splits + (not prefix_only)
+    num_parts = max(1, cut.num_splits) if prefix_only else cut.num_splits + 1
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=acc, device=q.device)
     if not num_rows:
         return out, lse
-    part_out = torch.empty(num_parts, *q.shape, dtype=acc, device=q.device)
-    part_lse = torch.empty(num_parts, *q.shape[:2], dtype=acc, device=q.device)
+    part_out, part_lse = out, lse
+    if num_parts > 1:
+        part_out = torch.empty(num_parts, *q.shape, dtype=acc, device=q.device)
+        part_lse = torch.empty(num_parts, *q.shape[:2], dtype=acc, device=q.device)
     scale_strides = (0, 0, 0) if k_scale is None else k_scale.stride()
     tree_attention_kernel[(num_sequences, num_key_heads * cut.num_row_blocks, num_parts)](
         q,
@@ -403,7 +409,7 @@ def tree_attention(
         part_lse,
         0 if window is None else window,
         mask.bits.shape[1],
-        cut.num_splits,
+        max(1, cut.num_splits),
         num_rows,
         cut.num_row_blocks,
         0 if page_table is None else page_table.stride(0),
@@ -421,6 +427,7 @@ def tree_attention(
         TREE_BLOCK=cut.tree_block,
         SCALE=float(scale),
         CAP=float(soft_cap or 0.0),
+        HAS_SPLITS=cut.num_splits > 0 or prefix_only,
         HAS_WINDOW=window is not None,
         HAS_BIAS=alibi_slopes is not None,
         CODES=codes,
@@ -429,6 +436,8 @@ def tree_attention(
         DOT=TRITON_DTYPES[acc if INTERPRETED else q.dtype],
         num_warps=cut.num_warps,
     )
+    if num_parts == 1:
+        return out, lse
     num_results = num_rows * num_query_heads
     merge_kernel[(triton.cdiv(num_results, cut.merge_block),)](
         part_out,

@@ -11,6 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -32,8 +33,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from specbench.protocols import Cache
 from specbench.reference.hf_cache import CACHE_KINDS, HFCache, keys_values
 from specbench.reference.hf_tiny import TINY_NAMES, randomise, tiny_config
-from specbench.reference.hf_types import MODEL_TYPES, TAP, TREE_MASK, ModelType, check_supported, layer_windows
+from specbench.reference.hf_types import FUSED, MODEL_TYPES, TAP, TREE_MASK, ModelType, check_supported, layer_windows
 from specbench.reference.kv_cache import AppendableCache, CacheSpec, LayerSpec, new_cache
+from specbench.reference.model import FusedAttention
 from specbench.steps import FlatTree
 from specbench.types import Taps, as_token_ids
 
@@ -51,6 +53,7 @@ class HFModel:
         check_supported(model.config)
         self.model = model.eval()
         self._cache_argument = cache_argument(model)
+        self._fused: FusedAttention | None = None
 
     @classmethod
     def load(
@@ -83,6 +86,26 @@ class HFModel:
     def to(self, dtype: torch.dtype) -> HFModel:
         """A copy whose weights are converted, rounded where dtype holds fewer digits."""
         return HFModel(copy.deepcopy(self.model).to(dtype))
+
+    @property
+    def takes_attention(self) -> bool:
+        """Whether `with_attention` has a place to put one."""
+        return self._type.takes_attention
+
+    def with_attention(self, attention: FusedAttention | None) -> HFModel:
+        """The same model; rows behind a cache attend by `attention`, registered with transformers by name, masks too.
+        None for transformers' own attention, which whole texts keep.
+
+        ValueError for types that compute attention without looking a name up.
+        """
+        if attention is not None and not self.takes_attention:
+            raise ValueError(
+                f"{self.name} computes attention in its own code, must look it up in transformers' AttentionInterface "
+                "for another one to take its place"
+            )
+        twin = HFModel(self.model)
+        twin._fused = attention
+        return twin
 
     @property
     def _type(self) -> ModelType:
@@ -218,9 +241,14 @@ class HFModel:
             self._cache_argument: HFCache(cast(AppendableCache, cache)),
         }
         if self._type.has_alibi:
-            with self._masked_by(self._alibi_mask(mask, flat.position_ids)):
+            with self._masked_by(TREE_MASK, self._alibi_mask(mask, flat.position_ids)):
                 return self.model(**arguments).logits[0]
         position_ids = flat.position_ids[None].to(self.device)
+        if self._fused is not None:
+            keys = _key_positions(mask, flat.position_ids).to(self.device)
+            rows = FusedRows(self._fused, flat.mask.to(self.device), position_ids[0], keys, self.layer_windows)
+            with self._masked_by(FUSED, rows):
+                return self.model(**arguments, position_ids=position_ids).logits[0]
         attention_mask = self._attention_mask(mask, flat.position_ids)
         return self.model(**arguments, position_ids=position_ids, attention_mask=attention_mask).logits[0]
 
@@ -249,19 +277,20 @@ class HFModel:
         return moved[None].masked_fill(~mask.to(self.device), torch.finfo(self.dtype).min)
 
     @contextmanager
-    def _masked_by(self, additive: Tensor) -> Iterator[None]:
-        """Forwards inside use this mask [1, 1 or Hq, M, P+M] where transformers would build one.
+    def _masked_by(self, name: str, mask: object) -> Iterator[None]:
+        """Forwards inside attend by `name`, and get this mask where transformers would build one.
 
-        For models that take 2-D masks only. transformers lets a mask be registered by name, which is how it gets in.
+        transformers lets a mask be registered by name. That is how one gets in that is not a 4-D tensor, or gets into
+        a model that takes 2-D masks only.
         """
         config, attention = self.model.config, self.model.config._attn_implementation
-        ALL_MASK_ATTENTION_FUNCTIONS[TREE_MASK] = lambda *sizes, **named: additive
+        ALL_MASK_ATTENTION_FUNCTIONS[name] = lambda *sizes, **named: mask
         try:
-            config._attn_implementation = TREE_MASK
+            config._attn_implementation = name
             yield
         finally:
             config._attn_implementation = attention
-            del ALL_MASK_ATTENTION_FUNCTIONS[TREE_MASK]
+            del ALL_MASK_ATTENTION_FUNCTIONS[name]
 
     def _additive(self, mask: Tensor) -> Tensor:
         """bool [M, P+M] to [1, 1, M, P+M] in the model's dtype: 0 where visible, the most negative number elsewhere."""
@@ -314,11 +343,45 @@ def tap_attention(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
+@dataclass(frozen=True)
+class FusedRows:
+    """What `HFModel.with_attention` hands through transformers as a mask. block_mask: bool [M, M]. positions: int64
+    [M], key_positions: int64 [P+M]. windows: of the layers."""
+
+    attention: FusedAttention
+    block_mask: Tensor
+    positions: Tensor
+    key_positions: Tensor
+    windows: tuple[int | None, ...]
+
+
+def fused_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: FusedRows,
+    *,
+    scaling: float,
+    softcap: float | None = None,
+    **unused: object,
+) -> tuple[Tensor, None]:
+    """As `tap_attention`, by somebody else's attention, which forms no weights."""
+    rows = attention_mask
+    window = rows.windows[cast(int, module.layer_idx)]
+    mixed = rows.attention(
+        query, key, value, rows.block_mask, rows.positions, rows.key_positions,
+        window=window, scale=scaling, soft_cap=softcap,
+    )  # fmt: skip
+    return mixed.transpose(1, 2).contiguous(), None
+
+
 # Without a mask function of its own, transformers would build no mask for this attention: forwards without an explicit
 # 4-D mask would look into the future.
 AttentionInterface.register(TAP, tap_attention)
-AttentionMaskInterface.register(TAP, eager_mask)
-AttentionMaskInterface.register(TREE_MASK, eager_mask)
+AttentionInterface.register(FUSED, fused_attention)
+for _name in (TAP, TREE_MASK, FUSED):
+    AttentionMaskInterface.register(_name, eager_mask)
 
 
 def _record_hidden_state(taps: Taps, layer: int, pick: Callable[[Tensor], Tensor]) -> Callable[..., None]:
@@ -330,9 +393,10 @@ def _record_hidden_state(taps: Taps, layer: int, pick: Callable[[Tensor], Tensor
 
 
 def _record_attention(taps: Taps, layer: int, pick: Callable[[Tensor], Tensor]) -> Callable[..., None]:
-    def hook(module: nn.Module, inputs: object, output: tuple[Tensor, Tensor]) -> None:
+    def hook(module: nn.Module, inputs: object, output: tuple[Tensor, Tensor | None]) -> None:
         tap = taps.layer(layer)
-        tap.attention_output, tap.attention_weights = pick(output[0]), pick(output[1])
+        tap.attention_output = pick(output[0])
+        tap.attention_weights = None if output[1] is None else pick(output[1])
 
     return hook
 

@@ -14,6 +14,8 @@ from transformers import PreTrainedConfig
 TAP = "specbench_tap"
 # A mask of our own, where a 4-D mask is not taken: see `HFModel._masked_by`.
 TREE_MASK = "specbench_tree"
+# Attention and masks of somebody else's: see `HFModel.with_attention`.
+FUSED = "specbench_fused"
 ELSEWHERE = "test this model through an adapter of yours that has the methods of specbench.protocols.TreeModel"
 
 
@@ -24,6 +26,7 @@ class ModelType:
     windows: "none"; "all" layers see `config.sliding_window` positions; or "by_type", as `config.layer_types` says
     (such a model takes a dict of masks). attentions: implementations that can be driven, the first one by default.
     has_alibi: attention is biased by the distance between rows of the cache, which a tree must turn into positions.
+    takes_attention: its attention is looked up by name, so that another one can be registered.
     has_experts: a router sends rows to experts, in batches that depend on the other rows.
     casts_to_fp32: norms, routers or rotations pass data through fp32 even in an fp64 model. A difference of 1e-16 then
     becomes one of 1e-8 in about one forward of 2,000 (measured), so such a type is judged as fp32 is, never at 1e-9.
@@ -36,6 +39,7 @@ class ModelType:
     windows: str = "none"
     attentions: tuple[str, ...] = ("sdpa", "eager")
     has_alibi: bool = False
+    takes_attention: bool = True
     has_experts: bool = False
     casts_to_fp32: bool = True  # every RMSNorm of transformers does
 
@@ -54,9 +58,20 @@ MODEL_TYPES = {
     "gpt_neox": ModelType("gpt_neox.layers", "attention", "partial rotary, parallel residual", casts_to_fp32=False),
     "phi": ModelType(*_LAYERS, "partial rotary, parallel residual", casts_to_fp32=False),
     "falcon": ModelType(
-        "transformer.h", "self_attention", "rotary, one key head, parallel residual", casts_to_fp32=False
+        "transformer.h",
+        "self_attention",
+        "rotary, one key head, parallel residual",
+        takes_attention=False,
+        casts_to_fp32=False,
     ),
-    "bloom": ModelType("transformer.h", "self_attention", "ALiBi, no sdpa", attentions=("eager",), has_alibi=True),
+    "bloom": ModelType(
+        "transformer.h",
+        "self_attention",
+        "ALiBi, no sdpa",
+        attentions=("eager",),
+        has_alibi=True,
+        takes_attention=False,
+    ),
     "mixtral": ModelType(*_LAYERS, "experts", windows="all", has_experts=True),
     "deepseek_v2": ModelType(*_LAYERS, "latent cache (MLA), rotary in fp32", has_experts=True),
     "deepseek_v3": ModelType(*_LAYERS, "latent cache (MLA), experts in groups", has_experts=True),

@@ -77,8 +77,10 @@ class FusedAttention(Protocol):
         *,
         window: int | None,
         scale: float,
+        soft_cap: float | None = None,
     ) -> Tensor:
-        """Returns mixed values [B, Hq, M, D]. window: positions that a row sees, its own included, None for all."""
+        """Returns mixed values [B, Hq, M, Dv]. window: positions that a row sees, its own included, None for all.
+        soft_cap: scores are squeezed between minus it and it before they are masked."""
         ...
 
 

@@ -419,6 +419,46 @@ def test_a_tapped_forward_leaves_the_model_as_it_was(model_type, attention, rais
     assert torch.equal(plain(model, PREFIX), before)
 
 
+def written_out(q, k, v, block_mask, q_positions, k_positions, *, window, scale, soft_cap=None):
+    """Row by row: which keys it sees, and the softmax over them."""
+    num_rows, num_keys = q.shape[2], k.shape[2]
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=q.dtype)
+    for head in range(q.shape[1]):
+        of = head * k.shape[1] // q.shape[1]
+        for row in range(num_rows):
+            left = num_keys - num_rows
+            seen = [key for key in range(num_keys) if key < left or block_mask[row, key - left]]
+            seen = [key for key in seen if window is None or q_positions[row] - k_positions[key] < window]
+            scores = k[0, of, seen] @ q[0, head, row] * scale
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            out[0, head, row] = scores.softmax(-1) @ v[0, of, seen]
+    return out
+
+
+def sees_all(q, k, v, block_mask, *others, **named):
+    return written_out(q, k, v, torch.ones_like(block_mask), *others, **named)
+
+
+@pytest.mark.parametrize("model_type", [one for one in TYPES if MODEL_TYPES[one].takes_attention])
+def test_somebody_elses_attention_takes_the_place_of_transformers_own(model_type):
+    model, flat, logits = tiny(model_type, exact_attention(model_type)), flatten_tree_mask(TREE, len(PREFIX)), {}
+    for name, attention in (("own", None), ("fused", written_out), ("wrong", sees_all)):
+        taps = Taps()
+        logits[name] = model.with_attention(attention).forward(flat, prefilled(model, PREFIX), taps=taps)
+        assert [one.attention_output is None for one in taps.layers] == [False] * model.num_layers
+        assert [one.attention_weights is None for one in taps.layers] == [attention is not None] * model.num_layers
+    assert_close(logits["fused"], logits["own"], tolerance(model))
+    assert float((logits["wrong"] - logits["own"]).abs().max()) > 1e-2
+    assert model.model.config._attn_implementation == exact_attention(model_type)
+
+
+@pytest.mark.parametrize("model_type", ["falcon", "bloom"])
+def test_a_type_that_looks_no_attention_up_is_refused(model_type):
+    with pytest.raises(ValueError, match=r"computes attention in its own code, must look it up in transformers'"):
+        tiny(model_type).with_attention(written_out)
+
+
 @every_type
 def test_plain_forwards_stay_causal_even_under_the_tap_attention(model_type):
     """An attention registered without a mask function made plain forwards silently non-causal, off by .37."""

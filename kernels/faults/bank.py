@@ -6,6 +6,12 @@ from specbench.kernels.faults.fault import KernelFault
 
 _ATTENTION = [
     KernelFault(
+        "one_pass_without_the_tree",
+        "tree_attention",
+        "a program that goes through all keys leaves the tree's out",
+        (("if (split == num_splits) | (not HAS_SPLITS):", "if split == num_splits:"),),
+    ),
+    KernelFault(
         "group_mapping",
         "tree_attention",
         "query heads take key heads in turn instead of in groups",
@@ -485,4 +491,76 @@ _COMMIT = [
     ),
 ]
 
-FAULTS: dict[str, KernelFault] = {one.id: one for one in (*_ATTENTION, *_MASK, *_GREEDY, *_SAMPLE, *_COMMIT)}
+_ROUND = [
+    KernelFault(
+        "round_without_its_root",
+        "round",
+        "the root's row is not counted among the committed ones",
+        (("self.prefix_lens += 1 + result.num_accepted", "self.prefix_lens += result.num_accepted"),),
+    ),
+    KernelFault(
+        "root_of_the_round_before",
+        "round",
+        "the next tree hangs below the old root, not below the bonus token",
+        (("self.tokens[:, 0] = result.bonus_tokens.clamp(min=0)", "pass"),),
+    ),
+    KernelFault(
+        "lengths_moved_before_rows",
+        "round",
+        "accepted rows are looked for behind the new length",
+        (
+            (
+                "        commit_kv(\n            self._buffers,",
+                "        self.prefix_lens += 1 + result.num_accepted\n        commit_kv(\n            self._buffers,",
+            ),
+            ("        self.prefix_lens += 1 + result.num_accepted\n        # A row", "        # A row"),
+        ),
+    ),
+    KernelFault(
+        "round_moves_no_rows",
+        "round",
+        "accepted rows stay where they were computed",
+        (
+            (
+                "            result.num_accepted,\n            page_table",
+                "            result.num_accepted * 0,\n            page_table",
+            ),
+        ),
+    ),
+    KernelFault(
+        "pages_in_order",
+        "round",
+        "rows are written as if pages stood in the order of the sequences",
+        (
+            (
+                "return self._page_table[sequences, rows // self._page].to(torch.int64)",
+                "return (sequences * self._page_table.shape[1] + rows // self._page)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "positions_of_the_first_sequence",
+        "round",
+        "all sequences' rows are rotated by the first one's positions",
+        (
+            (
+                "self._model.rows(tokens[None], mask.position_ids, attend)",
+                "self._model.rows(tokens[None], mask.depth + self.prefix_lens[0], attend)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "window_of_the_first_layer",
+        "round",
+        "every layer sees the first one's window",
+        (("window=self._model.layer_windows[layer]", "window=self._model.layer_windows[0]"),),
+    ),
+    KernelFault(
+        "path_of_the_first_sequence",
+        "round",
+        "every sequence's accepted tokens are looked up at the nodes of the first one's path",
+        (("result.path.clamp(min=0)", "result.path[:1].clamp(min=0).expand(len(self.tokens), -1)"),),
+    ),
+]
+
+FAULTS: dict[str, KernelFault] = {one.id: one for one in (*_ATTENTION, *_MASK, *_GREEDY, *_SAMPLE, *_COMMIT, *_ROUND)}

@@ -73,7 +73,7 @@ def attention_cases(draw: st.DrawFn) -> AttentionCase:
     if draw(st.integers(0, 3)) == 3:
         trees[-1] = (*trees[-1], UNUSED)
     dtype = draw(st.sampled_from(["fp64", "fp64", *DTYPES]))
-    num_splits = draw(st.sampled_from([1, 2, 3]))
+    num_splits = draw(st.sampled_from([1, 0, 2, 3]))
     return AttentionCase(
         trees=tuple(trees),
         prefix_lens=tuple(draw(st.sampled_from(PREFIXES)) for _ in trees),

@@ -1,6 +1,7 @@
 """The reference decoder with every kernel in it, as a target: `--target specbench.suites.kernels.decoder:KernelTarget`.
 
-Over our own models; a transformers model has no place yet for an attention of ours.
+Over our own models and over transformers models. Falcon's and Bloom's attention cannot be taken over: there every
+kernel but that one runs.
 """
 
 from __future__ import annotations
@@ -31,9 +32,15 @@ class KernelTarget(ReferenceTarget):
         group: Any = None,
     ) -> Decoder:
         """A fresh decoder over in-process objects."""
-        fused = model.with_attention(attend) if hasattr(model, "with_attention") else model  # for batches
+        takes_attention = getattr(model, "takes_attention", True)
+        fused = (
+            model.with_attention(attend) if takes_attention and hasattr(model, "with_attention") else model
+        )  # for batches
         decoder = super().build(fused, drafter, cache=cache, layout=layout, batch_layout=batch_layout, group=group)
-        steps = kernel_steps(decoder.steps, device=DEVICE)
-        # Only trees with a mask have a kernel that lays them out.
-        decoder.steps = steps if layout == "tree_mask" else replace(steps, flatten=decoder.steps.flatten)
+        base, steps = decoder.steps, kernel_steps(decoder.steps, device=DEVICE)
+        if not takes_attention:
+            steps = replace(steps, forward=base.forward)
+        if layout != "tree_mask":  # only trees with a mask have a kernel that lays them out
+            steps = replace(steps, flatten=base.flatten)
+        decoder.steps = steps
         return decoder

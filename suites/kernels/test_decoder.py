@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
+from specbench.compare import max_error
 from specbench.kernels.launch import CannotRun
 from specbench.kernels.steps import commit, forward, kernel_steps, walk
+from specbench.protocols import LanguageModel
 from specbench.reference.caches.contiguous import ContiguousCache
 from specbench.reference.drafters.by_name import DRAFTERS
+from specbench.reference.hf import HFModel
+from specbench.reference.hf_types import MODEL_TYPES, exact_attention
 from specbench.reference.layouts import flatten_tree_mask
 from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
 from specbench.reference.recurrent import Recurrence, tiny_hybrid
@@ -16,12 +22,10 @@ from specbench.reference.session import TreeSession
 from specbench.reference.steps import STEPS
 from specbench.suites.kernels import DEVICE
 from specbench.suites.kernels.decoder import KernelTarget
+from specbench.suites.kernels.rounds import GROUPED, SIZES, WINDOWED
 from specbench.tree import DraftTree
 from specbench.types import Request
 
-SIZES = {"vocab_size": 13, "hidden_size": 16, "intermediate_size": 24, "num_layers": 2, "num_heads": 4}
-GROUPED = tiny_llama(LlamaConfig(**SIZES, num_kv_heads=2, head_dim=4), seed=1)
-WINDOWED = tiny_llama(LlamaConfig(**SIZES, num_kv_heads=1, head_dim=6, windows=(3, None)), seed=2)
 HYBRID = tiny_hybrid(LlamaConfig(**SIZES, num_kv_heads=2, head_dim=4), Recurrence(layers=(1,)), seed=3)
 MODELS = {"grouped": GROUPED, "windowed": WINDOWED, "hybrid": HYBRID}
 PREFIX = [1, 2, 3, 4, 5, 6, 7]
@@ -31,17 +35,32 @@ TREE = DraftTree.of([8, 3, 4, 3, 9, 4, 5, 5], [-1, 0, 0, 1, 2, 2, 5, 6])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("cache", ["preallocated", "paged_4", "int8"])
 def test_two_rounds_leave_the_same_logits_and_rows(model: str, cache: str) -> None:
-    mine = TreeSession(MODELS[model].to(torch.float64, DEVICE), steps=kernel_steps(STEPS, device=DEVICE), cache=cache)
-    right = TreeSession(MODELS[model], cache=cache)
+    assert two_rounds_differ(MODELS[model].to(torch.float64, DEVICE), MODELS[model], cache) <= 1e-11
+
+
+@pytest.mark.parametrize("model_type", [one for one in MODEL_TYPES if MODEL_TYPES[one].takes_attention])
+def test_a_transformers_model_attends_by_the_kernel(model_type: str) -> None:
+    """What passes through fp32 turns 1e-16 into 1e-7; a wrong mask, window, cap or scale is off by 1e-2 and more."""
+    model = HFModel.tiny(model_type, seed=3, dtype=torch.float64, attention=exact_attention(model_type))
+    error = two_rounds_differ(HFModel(copy.deepcopy(model.model).to(DEVICE)), model, "paged_4")
+    assert error <= (1e-11 if model.is_exact else 2e-6)
+
+
+def two_rounds_differ(model: LanguageModel, right_model: LanguageModel, cache: str) -> float:
+    """The largest difference of logits and of cache rows."""
+    mine = TreeSession(model, steps=kernel_steps(STEPS, device=DEVICE), cache=cache)
+    right = TreeSession(right_model, cache=cache)
+    errors = []
     for session in (mine, right):
         session.prefill(PREFIX)
     for path in ([2, 5, 6, 7], [1, 3]):
-        torch.testing.assert_close(mine.forward_tree(TREE).cpu(), right.forward_tree(TREE), rtol=0, atol=1e-11)
+        errors.append(max_error(mine.forward_tree(TREE).cpu(), right.forward_tree(TREE)))
         for session in (mine, right):
             session.commit(path)
         for layer in range(right.num_layers):
-            for one, other in zip(mine.kv(layer), right.kv(layer), strict=True):
-                torch.testing.assert_close(one.cpu(), other, rtol=0, atol=1e-11)
+            pairs = zip(mine.kv(layer), right.kv(layer), strict=True)
+            errors += [max_error(one.cpu(), other) for one, other in pairs]
+    return max(errors)
 
 
 def test_a_fork_keeps_its_pages_when_the_other_commits() -> None:

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from specbench.kernels import commit_kv, tree_attention, tree_mask, verify_greedy, verify_sample
+from specbench.kernels import commit_kv, round, tree_attention, tree_mask, verify_greedy, verify_sample
 from specbench.kernels.faults.bank import FAULTS
 from specbench.kernels.faults.fault import planted
 from specbench.suites.kernels.cases import AttentionCase, CommitCase, GreedyCase, SampleCase
@@ -30,6 +30,7 @@ from specbench.suites.kernels.comparisons import (
     tells_nan,
     walks_rightly,
 )
+from specbench.suites.kernels.rounds import rounds_rightly
 from specbench.tree import UNUSED
 
 TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 5)
@@ -45,6 +46,7 @@ ATTENTION = [
     AttentionCase((TREE,), (70,), num_key_heads=2, codes="int8", page=1),
     AttentionCase((TREE,), (70,), num_key_heads=2, codes="fp8"),
     AttentionCase((TREE,), (70,), dtype="fp32"),
+    AttentionCase((TREE, SECOND), (70, 2), window=5, num_splits=0),
 ]
 MASKS = [[TREE, SECOND], [WIDE], [(-1, 3, 0, 2), (-1, UNUSED, 0)]]
 GREEDY = [
@@ -68,12 +70,17 @@ COMMIT = [
 
 CAUGHT, LIMIT = 3, 120.0  # exit code, seconds
 KERNELS = {
-    one.__name__.rpartition(".")[2]: one for one in (tree_attention, tree_mask, verify_greedy, verify_sample, commit_kv)
+    one.__name__.rpartition(".")[2]: one
+    for one in (tree_attention, tree_mask, verify_greedy, verify_sample, commit_kv, round)
 }
 
 
 def answers(kernel: str, module: ModuleType) -> Iterator[bool]:
     """Whether each thing asked of the kernel comes out right."""
+    if kernel == "round":
+        yield rounds_rightly(module.Round, "grouped", page=4)
+        yield rounds_rightly(module.Round, "windowed", page=0)
+        return
     launcher = getattr(module, kernel)
     if kernel == "tree_attention":
         yield from (not attention_differences(case, asked_of(launcher)) for case in ATTENTION)

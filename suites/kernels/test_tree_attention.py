@@ -65,13 +65,13 @@ USUAL = {"row_bytes": 256, "element_size": 2, "is_coded": False, "num_processors
 PLANS: dict[str, tuple[tuple[int, int, int, int], dict[str, Any], Plan]] = {
     # 8 x 8 programs a split, two of 64 rows at once on each of 132 multiprocessors: 4 splits fill 256 of 264 places.
     "N16": ((8, 8, 64, 8208), {}, Plan(64, 1, 64, 32, 4, 4, 4)),
-    "N64": ((8, 8, 256, 8256), {}, Plan(128, 2, 64, 32, 1, 8, 4)),  # 128 of 132 places
+    "N64": ((8, 8, 256, 8256), {}, Plan(128, 2, 64, 32, 0, 8, 4)),  # 128 of 132 places: one pass
     "short": ((1, 8, 4, 1025), {}, Plan(16, 1, 64, 32, 4, 4, 4)),  # splits of at least 256 rows
-    "int8": ((8, 8, 256, 8256), {"is_coded": True}, Plan(64, 4, 64, 32, 1, 4, 4)),  # 256 of 264
+    "int8": ((8, 8, 256, 8256), {"is_coded": True}, Plan(64, 4, 64, 32, 0, 4, 4)),  # 256 of 264
     "fp32 of 128": ((8, 8, 64, 8208), {"row_bytes": 512, "element_size": 4}, Plan(16, 4, 32, 32, 3, 4, 4)),
-    "fp64 of 256": ((1, 1, 64, 100), {"row_bytes": 2048, "element_size": 8}, Plan(16, 4, 16, 16, 1, 4, 4)),
+    "fp64 of 256": ((1, 1, 64, 100), {"row_bytes": 2048, "element_size": 8}, Plan(16, 4, 16, 16, 0, 4, 4)),
     "named": ((8, 8, 64, 8208), {"num_splits": 9}, Plan(64, 1, 64, 32, 9, 4, 4)),
-    "no GPU": ((8, 8, 256, 8256), {"num_processors": 1}, Plan(64, 4, 64, 32, 1, 4, 16)),
+    "no GPU": ((8, 8, 256, 8256), {"num_processors": 1}, Plan(64, 4, 64, 32, 0, 4, 16)),
 }
 
 
@@ -81,10 +81,11 @@ def test_a_launch_is_cut_to_fill_the_gpu(name: str) -> None:
     assert plan(*sizes, **(USUAL | others)) == expected
 
 
-def test_rows_may_see_their_prefix_alone() -> None:
-    positional, keyword = on_device(*arguments(AttentionCase((CHAIN, (-1, 0)), (70, 3), group=2, num_splits=2)))
+@pytest.mark.parametrize("num_splits", [0, 1, 2])
+def test_rows_may_see_their_prefix_alone(num_splits: int) -> None:
+    positional, keyword = on_device(*arguments(AttentionCase((CHAIN, (-1, 0)), (70, 3), group=2)))
     q, k, v, _, lens, scale = positional
-    out, lse = tree_attention(*positional, max_nodes=4, num_splits=2, prefix_only=True, **keyword)
+    out, lse = tree_attention(*positional, max_nodes=4, num_splits=num_splits, prefix_only=True, **keyword)
     for sequence, rows in enumerate((slice(0, 4), slice(4, 6))):
         keys, values = (one[sequence, : lens[sequence], 0] for one in (k, v))
         scores = scale * q[rows] @ keys.mT
