@@ -27,6 +27,7 @@ from specbench.suites.benchmark.kernels.rows import FLOOR, OWN, PEER, Contender,
 Answer = tuple[Tensor, Tensor | None]
 DTYPE = torch.bfloat16
 CHECK_FLOPS = 2e12  # in fp64 a cell, about a second
+MOST_CHECKED = 64  # sequences x key heads
 BLOCK = 128  # of FlexAttention's block mask
 NEEDLES = 32
 AIM = 8.0  # length of what all queries share
@@ -88,7 +89,7 @@ class AttentionTask:
         """Sequences and key heads that are looked at: all, or the first, the last and some between."""
         cell = self.cell
         total = cell.B * cell.Hkv
-        num = min(total, max(2, int(CHECK_FLOPS / (cell.num_flops / total))))
+        num = min(total, MOST_CHECKED, max(2, int(CHECK_FLOPS / (cell.num_flops / total))))
         chosen = torch.linspace(0, total - 1, num).round().to(torch.int64).tolist()
         return [(one // cell.Hkv, one % cell.Hkv) for one in chosen]
 
@@ -154,9 +155,9 @@ def _plan(cell: AttentionCell) -> Mapping[str, Any]:
     results = cell.B * cell.N * cell.Hq
     return {
         "mask_bytes": cell.mask_bytes,
-        "programs": cell.B * cell.Hkv * cut.num_row_blocks * cut.num_splits,
+        "programs": cell.B * cell.Hkv * cut.num_row_blocks * max(1, cut.num_splits),
         "slots": num_processors * kernel.RESIDENT[cut.block_rows],
-        "partial_bytes": 2 * (cut.num_splits + 1) * results * (cell.D + 1) * 4,
+        "partial_bytes": 2 * (cut.num_splits + 1) * results * (cell.D + 1) * 4 if cut.num_splits else 0,
         "used_rows": cell.N * group / (cut.num_row_blocks * cut.block_rows),
     }
 

@@ -15,9 +15,10 @@ import torch
 from specbench.kernels.launch import CannotRun
 from specbench.suites.benchmark.kernels.clock import Call, Clock, times
 
+Timing = Callable[[Callable[[Call], float], Call], dict[str, float]]
 OWN, PEER, FLOOR = "own", "peer", "floor"
 TIMED, WRONG, FAILED, NOT_RUN, NOT_TIMED = "timed", "wrong", "failed", "not run", "not timed"
-NO_GPU = "times need a CUDA device: bytes and operations are by formula"
+NO_GPU = "a time needs a CUDA device, bytes and operations are by formula"
 
 
 class NotHere(Exception):
@@ -63,10 +64,15 @@ def row_of(kernel: str, cell: Any, contender: Contender, status: str, why: str =
 
 
 def measured(
-    task: Task, contender: Contender, clock: Clock | None, *, once: Callable[[Call], float] | None = None
+    task: Task,
+    contender: Contender,
+    clock: Clock | None,
+    *,
+    once: Callable[[Call], float] | None = None,
+    timing: Timing = times,
 ) -> dict[str, Any]:
     """The contender's row. clock: None to check and time nothing. once: how a call is timed as it is, in place of what
-    the clock prepares."""
+    the clock prepares. timing: takes the times."""
 
     def row(status: str, why: str = "", **more: Any) -> dict[str, Any]:
         return row_of(task.kernel, task.cell, contender, status, why) | more
@@ -79,9 +85,9 @@ def measured(
             return row(WRONG, why)
         if clock is None:
             return row(NOT_TIMED, NO_GPU, checked=task.checked)
-        seconds = times(once or clock.once, timed)
+        seconds = timing(once or clock.once, timed)
         if why := task.wrong(answer_of(result)):  # the last replay's answer too
-            return row(WRONG, f"after {seconds['n']} repetitions: {why}")
+            return row(WRONG, f"after {seconds['n']:g} times: {why}")
         return row(TIMED, seconds=seconds, checked=task.checked)
     except (NotHere, CannotRun) as error:
         return row(NOT_RUN, one_line(error))
