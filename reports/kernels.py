@@ -104,7 +104,7 @@ class Cell:
                 found.append(f"occupancy: {own['programs']} programs fill waves of {own['slots']} badly")
         if own.get("partial_bytes", 0) > 0.1 * own["bytes"]:
             found.append(f"bytes: partial results add {own['partial_bytes'] / own['bytes']:.0%}")
-        if own.get("used_rows", 1.0) < 0.8 and own["flops"] / self.matrix > own["bytes"] / self.copy:  # type: ignore[operator]
+        if own.get("used_rows", 1.0) < 0.8 and self.roofline > own["bytes"] / self.copy:
             found.append(f"padding: {own['used_rows']:.0%} of a block's rows are used")
         if not found:
             shares = f"{self.copy_share:.0%} of the copy bandwidth, {self.matrix_share:.0%} of the matrix rate"
@@ -148,7 +148,7 @@ class Target:
 
 def targets(rows: Sequence[Row]) -> list[Target]:
     """The issue's targets. One that holds wherever it was measured, but was not measured everywhere, is not reached
-    yet: NOT_MEASURED, with what was found."""
+    yet: NOT_MEASURED, with what was found. A cell in which ours is wrong misses its targets."""
     attention = cells_of(rows, ATTENTION)
     aimed = [cell for cell in attention if cell.sizes["B"] == TARGET_BATCH and cell.sizes["P"] >= TARGET_PREFIX]
     few = [cell for cell in aimed if cell.sizes["N"] <= FEW_NODES]
@@ -190,24 +190,32 @@ def _worst(
     form: str,
 ) -> Target:
     fitting = [cell for cell in cells if not _is_too_large(cell)]
+    num_bad = sum(map(_is_bad, fitting))
     known = [number for cell in fitting if (number := value(cell)) is not None]
-    if not known:
-        return Target(wanted, "", NOT_MEASURED)
-    found = f"worst {form.format(worst(known))}, held in {sum(map(holds, known))} of {len(known)} measured cells"
-    found += f", {len(fitting) - len(known)} not measured" if len(known) < len(fitting) else ""
-    if not all(map(holds, known)):
-        return Target(wanted, found, NOT_REACHED)
-    return Target(wanted, found, REACHED if len(known) == len(fitting) else NOT_MEASURED)
+    parts = []
+    if known:
+        parts.append(
+            f"worst {form.format(worst(known))}, held in {sum(map(holds, known))} of {len(known)} measured cells"
+        )
+    if num_bad:
+        parts.append(f"wrong or failed in {num_bad}")
+    if num_missing := len(fitting) - len(known) - num_bad:
+        parts.append(f"{num_missing} not measured")
+    verdict = REACHED if known and not num_missing else NOT_MEASURED
+    return Target(wanted, ", ".join(parts), verdict if all(map(holds, known)) and not num_bad else NOT_REACHED)
 
 
 def _mean(cells: Sequence[Cell]) -> Target:
     wanted = "geometric mean over the grid at or above the best peer's"
     fitting = [cell for cell in cells if not _is_too_large(cell)]
     ratios = [ratio for cell in fitting if (ratio := cell.over_peer) is not None]
+    num_bad = sum(map(_is_bad, fitting))
     if not ratios:
-        return Target(wanted, "", NOT_MEASURED)
+        return Target(wanted, "", NOT_REACHED if num_bad else NOT_MEASURED)
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     found = f"{mean:.2f} x over {len(ratios)} of {len(fitting)} cells"
+    if num_bad:
+        return Target(wanted, f"{found}, wrong or failed in {num_bad}", NOT_REACHED)
     if len(ratios) < len(fitting):
         return Target(wanted, found, NOT_MEASURED)
     return Target(wanted, found, REACHED if mean >= 1.0 else NOT_REACHED)
@@ -225,6 +233,10 @@ def _masks(cells: Sequence[Cell]) -> Target:
     ]
     found = f"{len(cells) - len(wrong)} of {len(cells)} cells, by formula"
     return Target(wanted, found, NOT_REACHED if wrong else REACHED)
+
+
+def _is_bad(cell: Cell) -> bool:
+    return cell.own["status"] in ("wrong", "failed")
 
 
 def _is_too_large(cell: Cell) -> bool:
@@ -391,15 +403,14 @@ def roofline_figure(rows: Sequence[Row]) -> Figure:
         points = [cell for cell in cells if cell.sizes["B"] == batch]
         axes.loglog(
             [cell.own["flops"] / cell.own["bytes"] for cell in points],
-            [cell.own["flops"] / cell.seconds for cell in points],  # type: ignore[operator]
+            [cell.own["flops"] / cell.seconds for cell in points],
             MARKERS.get(batch, "d"), color=COLOURS.get(batch, "#555555"), alpha=0.8, label=f"B = {batch}",
         )  # fmt: skip
     if cells and (copy := cells[0].copy) is not None and (matrix := cells[0].matrix) is not None:
         knee = matrix / copy
         ends = [min([knee / 100, *(cell.own["flops"] / cell.own["bytes"] for cell in cells)]), knee, 10 * knee]
-        axes.loglog(ends, [min(one * copy, matrix) for one in ends], "k-", linewidth=1, label="measured ceilings")
-        axes.annotate(f"{copy / 1e12:.2f} TB/s", (ends[0], ends[0] * copy), xytext=(4, 4), textcoords="offset points")
-        axes.annotate(f"{matrix / 1e12:.0f} TFLOP/s", (ends[2], matrix), xytext=(-90, 4), textcoords="offset points")
+        measured = f"measured: {copy / 1e12:.2f} TB/s, {matrix / 1e12:.0f} TFLOP/s"
+        axes.loglog(ends, [min(one * copy, matrix) for one in ends], "k-", linewidth=1, label=measured)
         axes.legend(fontsize=8)
     else:
         axes.text(0.5, 0.5, "nothing was timed", ha="center", transform=axes.transAxes)
@@ -422,7 +433,8 @@ def peer_figure(rows: Sequence[Row]) -> Figure:
         y, x = places.index((cell.sizes["B"], cell.sizes["P"])), nodes.index(cell.sizes["N"])
         if cell.over_peer is not None:
             values[y][x] = math.log2(cell.over_peer)
-        axes.text(x, y, _times(cell.over_peer), ha="center", va="center", fontsize=8)
+        colour = "white" if abs(values[y][x]) > 1.5 else "black"
+        axes.text(x, y, _times(cell.over_peer), ha="center", va="center", fontsize=8, color=colour)
     if cells:
         tiles = axes.imshow(values, cmap="RdBu", vmin=-3, vmax=3, aspect="auto")
         drawing.colorbar(tiles, label="log2 of the best peer's time over ours")
