@@ -194,9 +194,8 @@ def _worst(
     known = [number for cell in fitting if (number := value(cell)) is not None]
     parts = []
     if known:
-        parts.append(
-            f"worst {form.format(worst(known))}, held in {sum(map(holds, known))} of {len(known)} measured cells"
-        )
+        num_held = sum(map(holds, known))
+        parts.append(f"worst {form.format(worst(known))}, held in {num_held} of {len(known)} measured cells")
     if num_bad:
         parts.append(f"wrong or failed in {num_bad}")
     if num_missing := len(fitting) - len(known) - num_bad:

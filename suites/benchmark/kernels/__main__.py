@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -166,13 +167,11 @@ def checked(minutes: float) -> Row:
 
 
 def about(clock: Clock | None) -> Row:
-    import triton
-
     return {
         "row": "run",
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} without CUDA",
         "torch": torch.__version__,
-        "triton": triton.__version__,
+        "triton": importlib.metadata.version("triton"),
         "python": platform.python_version(),
         "specbench": specbench.__version__,
         "method": "bytes and operations by formula, nothing timed" if clock is None else clock.method,
