@@ -210,14 +210,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record.add(about(clock))
         record.add(checked(args.check_minutes))
         gc.freeze()  # what is imported needs no looking at after each row
-        with torch.no_grad():
-            for row in [] if clock is None else ceilings(clock):
-                record.add({"row": "ceiling"} | row)
-            try:
+        try:
+            with torch.no_grad():
+                for row in [] if clock is None else ceilings(clock):
+                    record.add({"row": "ceiling"} | row)
                 run_jobs(all_jobs(DEVICE), clock, record, deadline=deadline, minutes=args.minutes)
-            finally:
-                gc.unfreeze()
-                write_report(record.rows, args.out)
+        finally:
+            gc.unfreeze()
+            write_report(record.rows, args.out)
     return 0 if is_good(record.rows) else 1
 
 

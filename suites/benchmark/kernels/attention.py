@@ -29,16 +29,16 @@ DTYPE = torch.bfloat16
 CHECK_FLOPS = 2e12  # in fp64 a cell, about a second
 MOST_CHECKED = 64  # sequences x key heads
 BLOCK = 128  # of FlexAttention's block mask
-NEEDLES = 32
+NEEDLES = 48  # of a prefix: the most splits that a GPU of 132 multiprocessors makes of it
 AIM = 8.0  # length of what all queries share
 
 
 class AttentionTask:
     """Inputs of a cell on a device, and what is right.
 
-    Some 32 rows of each prefix (its first and last, and the first of each stretch) and all rows of the trees are
-    needles: every query points at them, so that together they weigh as much as the rest. A kernel that leaves one out
-    is then wrong by more than bf16 is, however long the prefix.
+    Some 48 rows of each prefix (its first and last, and the first of each stretch) and all rows of the trees are
+    needles: every query points at them, so that together they weigh several times as much as the rest, each the same.
+    A kernel that leaves one out is then wrong by more than bf16 is, however long the prefix.
     """
 
     def __init__(self, cell: AttentionCell, device: str) -> None:
@@ -55,8 +55,9 @@ class AttentionTask:
         self.k = numbers(cell.B, num_keys, cell.Hkv, cell.D)
         self.v = numbers(cell.B, num_keys, cell.Hkv, cell.D)
         needles = {0, cell.P - 1, *range(0, cell.P, max(1, cell.P // NEEDLES)), *range(cell.P, num_keys)}
-        lift = math.log(2 * cell.P / NEEDLES + 1) * math.sqrt(cell.D) / AIM
-        self.k[:, torch.tensor(sorted(needles), device=device)] += lift * aim
+        lift = math.log(8 * cell.P / NEEDLES + 1) * math.sqrt(cell.D) / AIM
+        for row in needles:
+            self.k[:, row] = lift * aim
         self.parents = torch.tensor(cell.parents, dtype=torch.int32, device=device)
         self.prefix_lens = torch.full((cell.B,), cell.P, dtype=torch.int32, device=device)
         self.cu_nodes = torch.arange(cell.B + 1, dtype=torch.int32, device=device) * cell.N
