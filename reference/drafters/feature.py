@@ -100,6 +100,39 @@ class FeatureLayer(LlamaModel):
         super().__init__(config.layer, named, name="feature layer")
         self.sizes, self.own = config, weights
 
+    @classmethod
+    def untrained(cls, target: Any, ids: Tensor, *, config: LlamaConfig, seed: int = 0) -> FeatureLayer:
+        """For a target, in fp32, with the sizes of a layer of `config`; small random matrices."""
+        vocab_size, hidden = target.embedding.shape
+        sizes = FeatureConfig(
+            hidden, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim, vocab_size,
+            len(ids), config.rms_norm_eps, config.rope_theta,
+        )  # fmt: skip
+        generator = torch.Generator().manual_seed(seed)
+
+        def matrix(rows: int, columns: int) -> Tensor:
+            return torch.randn(rows, columns, generator=generator) * columns**-0.5
+
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        inner = config.intermediate_size
+        return cls(
+            sizes,
+            {
+                "ids": ids,
+                "fc.weight": matrix(hidden, 2 * hidden),
+                "model.norm.weight": torch.ones(hidden),
+                LAYER + "input_layernorm.weight": torch.ones(hidden),
+                LAYER + "post_attention_layernorm.weight": torch.ones(hidden),
+                LAYER + "self_attn.q_proj.weight": matrix(q_size, hidden),
+                LAYER + "self_attn.k_proj.weight": matrix(kv_size, hidden),
+                LAYER + "self_attn.v_proj.weight": matrix(kv_size, hidden),
+                LAYER + "self_attn.o_proj.weight": matrix(hidden, q_size),
+                LAYER + "mlp.gate_proj.weight": matrix(inner, hidden),
+                LAYER + "mlp.up_proj.weight": matrix(inner, hidden),
+                LAYER + "mlp.down_proj.weight": matrix(hidden, inner),
+            },
+        )
+
     def features(self, embedded: Tensor, before: Tensor, positions: Tensor, attend: Any) -> Tensor:
         """embedded: float [M, H], of tokens x_j. before: float [M, H], f or g at j - 1. Returns g, float [M, H]."""
         given = torch.cat([embedded, before], dim=-1) @ self.own["fc.weight"].T
@@ -137,6 +170,7 @@ class FeatureDrafter:
         self._keys: Any = None  # [Hkv, n, D]
         self._values: Any = None
         self._last: Any = None  # g of the root, [H]
+        self.last_law: _FeatureLaw | None = None  # of the last draft
 
     def draft(
         self,
@@ -151,7 +185,8 @@ class FeatureDrafter:
         if len(context) < 2 or max_nodes < 1 or max_depth < 1:
             return root_only(context[-1])  # the target has said nothing yet
         self._catch_up(context, target_state)
-        return grow(context[-1], _FeatureLaw(self), self._shape, max_nodes=max_nodes, max_depth=max_depth)
+        self.last_law = _FeatureLaw(self)
+        return grow(context[-1], self.last_law, self._shape, max_nodes=max_nodes, max_depth=max_depth)
 
     @torch.no_grad()
     def _catch_up(self, context: list[int], target_state: TargetState | None) -> None:
@@ -185,8 +220,8 @@ class _FeatureLaw:
         self._drafter = drafter
         self.ids = drafter._layer.own["ids"]
         self._features = {0: drafter._last}
-        self._row_of: dict[int, int] = {}  # node -> its row behind the committed ones
-        self._keys, self._values = drafter._keys, drafter._values
+        self.row_of: dict[int, int] = {}  # node -> its row behind the committed ones
+        self.keys, self.values = drafter._keys, drafter._values
 
     @torch.no_grad()
     def __call__(self, tokens: Sequence[int], parents: Sequence[int], level: Sequence[int]) -> Tensor:
@@ -194,11 +229,11 @@ class _FeatureLaw:
         if list(level) != [0]:  # the root's row is cached
             num_committed = len(drafter._tokens) - 1
             ancestors = [self._ancestors(node, parents) for node in level]
-            mask = torch.zeros(len(level), len(self._row_of) + len(level), dtype=torch.bool)
+            mask = torch.zeros(len(level), len(self.row_of) + len(level), dtype=torch.bool)
             for idx, above in enumerate(ancestors):
-                mask[idx, [self._row_of[node] for node in above]] = True
-                mask[idx, len(self._row_of) + idx] = True
-            attend = _Attend(self._keys, self._values, mask)
+                mask[idx, [self.row_of[node] for node in above]] = True
+                mask[idx, len(self.row_of) + idx] = True
+            attend = _Attend(self.keys, self.values, mask)
             depth = len(ancestors[0]) + 1
             features = drafter._layer.features(
                 drafter._target.embedding[[tokens[node] for node in level]],
@@ -207,9 +242,9 @@ class _FeatureLaw:
                 attend,
             )
             for node, one in zip(level, features, strict=True):
-                self._row_of[node] = len(self._row_of)
+                self.row_of[node] = len(self.row_of)
                 self._features[node] = one
-            self._keys, self._values = attend.keys, attend.values
+            self.keys, self.values = attend.keys, attend.values
         states = torch.stack([self._features[node] for node in level])
         return (states @ drafter._output.T).float().log_softmax(-1)
 

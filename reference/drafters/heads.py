@@ -51,6 +51,20 @@ class MarkovHeads:
         check_ids(weights["ids"], config.vocab_size)
         self.config, self.weights = config, weights
 
+    @classmethod
+    def untrained(
+        cls, target: Any, ids: Tensor, *, num_heads: int, conditioned: bool = True, gain: float = 0.0, seed: int = 0
+    ) -> MarkovHeads:
+        """For a target, in fp32: matrices drawn with `gain`; with 0 every head says what the target's own would."""
+        vocab_size, hidden = target.embedding.shape
+        generator = torch.Generator().manual_seed(seed)
+        wide = 2 * hidden if conditioned else hidden
+        weights = {"ids": ids}
+        for idx in range(num_heads):
+            weights[f"heads.{idx}.weight"] = torch.randn(hidden, wide, generator=generator) * (gain / wide**0.5)
+            weights[f"heads.{idx}.bias"] = torch.zeros(hidden)
+        return cls(HeadsConfig(hidden, vocab_size, num_heads, len(ids), conditioned), weights)
+
     @property
     def ids(self) -> Tensor:
         return self.weights["ids"]
