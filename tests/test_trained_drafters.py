@@ -12,9 +12,9 @@ from torch import Tensor
 from specbench.protocols import SeededCoins
 from specbench.reference import autoregressive
 from specbench.reference.decoder import Decoder
-from specbench.reference.drafters.feature import FeatureConfig, FeatureDrafter, FeatureLayer
 from specbench.reference.drafters.growth import BestFirst, Static, grow
 from specbench.reference.drafters.heads import HeadsConfig, HeadsDrafter, MarkovHeads
+from specbench.reference.drafters.layers import DraftLayers, LayersConfig, LayersDrafter
 from specbench.reference.hf import HFModel
 from specbench.reference.model import LlamaConfig, tiny_llama
 from specbench.reference.session import TreeSession
@@ -42,18 +42,16 @@ def heads(*, conditioned: bool = True, num_heads: int = 3, seed: int = 0) -> Mar
     return MarkovHeads(HeadsConfig(16, 13, num_heads, len(IDS), conditioned), weights)
 
 
-def layer(seed: int = 0) -> FeatureLayer:
-    config = FeatureConfig(16, 24, 4, 2, 4, 13, len(IDS))
-    model = tiny_llama(LlamaConfig(13, 16, 24, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=4), seed=seed + 1)
-    own = {key: one for key, one in model._weights.items() if key.startswith(("model.layers", "model.norm"))}
-    fc = torch.randn(16, 32, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return FeatureLayer(config, own | {"fc.weight": fc, "ids": IDS})
+def layers(*, reads_features: bool = True, num_layers: int = 1, seed: int = 0) -> DraftLayers:
+    config = LayersConfig(16, 24, num_layers, 4, 2, 4, 13, len(IDS), reads_features)
+    return DraftLayers.untrained(config, IDS, seed=seed).converted(torch.float64)
 
 
 DRAFTERS = {
     "independent": lambda shape: HeadsDrafter(MODEL, heads(conditioned=False), shape=shape),
     "conditioned": lambda shape: HeadsDrafter(MODEL, heads(), shape=shape),
-    "feature": lambda shape: FeatureDrafter(MODEL, layer(), shape=shape),
+    "feature": lambda shape: LayersDrafter(MODEL, layers(), shape=shape),
+    "small model": lambda shape: LayersDrafter(MODEL, layers(reads_features=False, num_layers=2), shape=shape),
 }
 SHAPES = {"widths": Static.widths(2, 2, 1), "best": BestFirst(num_nodes=6, depth=3, beam=3, width=3)}
 every_drafter = pytest.mark.parametrize("name", DRAFTERS)
@@ -139,13 +137,13 @@ def naive_heads(hidden: Tensor, path: list[int], one: MarkovHeads) -> Tensor:
     return (MODEL.head[IDS] @ state).softmax(-1)
 
 
-def naive_feature(path: list[int], context: list[int], one: FeatureLayer) -> Tensor:
-    """The same of the feature layer: the whole text forwarded at once, guesses in place of features behind the root."""
+def naive_layers(path: list[int], context: list[int], one: DraftLayers) -> Tensor:
+    """The same of layers: the whole text forwarded at once, guesses in place of features behind the root."""
     features = list(MODEL.states(context[:-1]))
     text = [*context, *path[1:]]
     while True:
         embedded, before = MODEL.embedding[text[1 : len(features) + 1]], torch.stack(features)
-        given = torch.cat([embedded, before], dim=-1) @ one.own["fc.weight"].T
+        given = torch.cat([embedded, before], dim=-1) @ one.own["fc.weight"].T if one.sizes.reads_features else embedded
         mix = one._mix_causal(torch.arange(len(features)), None)
         out = one._through_layers(given[None], mix, None)[0, -1]
         if len(features) == len(text) - 1:
@@ -155,14 +153,19 @@ def naive_feature(path: list[int], context: list[int], one: FeatureLayer) -> Ten
 
 @every_drafter
 def test_each_node_has_the_likeliest_children_of_its_path(name):
-    one = {"independent": heads(conditioned=False), "conditioned": heads(), "feature": layer()}[name]
+    one = {
+        "independent": heads(conditioned=False),
+        "conditioned": heads(),
+        "feature": layers(),
+        "small model": layers(reads_features=False, num_layers=2),
+    }[name]
     tree = draft(DRAFTERS[name](Static.widths(2, 2, 1)), PROMPT)
     hidden = MODEL.states(PROMPT[:-1])[-1]
     assert tree.num_nodes == 11
     for node in range(tree.num_nodes):
         children = [tree.token_list[child] for child in tree.children(node)]
         path = list(tree.path_tokens(node))
-        law = naive_feature(path, PROMPT, one) if isinstance(one, FeatureLayer) else None
+        law = naive_layers(path, PROMPT, one) if isinstance(one, DraftLayers) else None
         if law is None and len(path) <= one.config.num_heads:
             law = naive_heads(hidden, path, one)
         if children:
@@ -261,12 +264,15 @@ def test_a_context_of_one_token_gets_no_draft():
         assert draft(DRAFTERS[name](SHAPES["best"]), [4]) == root_only(4)
 
 
-@pytest.mark.parametrize("one", [heads(), layer()], ids=["heads", "feature"])
-def test_weights_come_back_from_a_folder(one, tmp_path: Path):
-    one.save(tmp_path, dtype=torch.float64)
-    again = (MarkovHeads.load if isinstance(one, MarkovHeads) else FeatureLayer.read)(tmp_path)
-    kind, shape = (HeadsDrafter if isinstance(one, MarkovHeads) else FeatureDrafter), SHAPES["best"]
-    assert draft(kind(MODEL, again, shape=shape), PROMPT) == draft(kind(MODEL, one, shape=shape), PROMPT)
+def test_weights_come_back_from_a_folder(tmp_path: Path):
+    heads().save(tmp_path / "heads", dtype=torch.float64)
+    layers().write(tmp_path / "layers", dtype=torch.float64)
+    again = {
+        "conditioned": HeadsDrafter(MODEL, MarkovHeads.load(tmp_path / "heads"), shape=SHAPES["best"]),
+        "feature": LayersDrafter(MODEL, DraftLayers.read(tmp_path / "layers"), shape=SHAPES["best"]),
+    }
+    for name, one in again.items():
+        assert draft(one, PROMPT) == draft(DRAFTERS[name](SHAPES["best"]), PROMPT)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path):
@@ -290,6 +296,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path):
         HeadsDrafter(other, good, shape=SHAPES["best"])
     with pytest.raises(ValueError, match=r"has no config.json: it must be a folder that specbench train-drafter wrote"):
         MarkovHeads.load(tmp_path)
-    layer().save(tmp_path)
-    with pytest.raises(ValueError, match=r"config.json says kind = 'feature_layer', must be 'markov_heads'"):
+    layers().write(tmp_path)
+    with pytest.raises(ValueError, match=r"config.json says kind = 'draft_layers', must be 'markov_heads'"):
         MarkovHeads.load(tmp_path)

@@ -9,13 +9,13 @@ import torch
 
 from specbench.protocols import Drafter, LanguageModel
 from specbench.reference.drafters.caching import CachingDrafter
-from specbench.reference.drafters.feature import FeatureDrafter, FeatureLayer
 from specbench.reference.drafters.growth import BestFirst, Static
 from specbench.reference.drafters.heads import HeadsDrafter, MarkovHeads
+from specbench.reference.drafters.layers import DraftLayers, LayersConfig, LayersDrafter
 from specbench.reference.drafters.model import ModelDrafter, self_drafter
 from specbench.reference.drafters.ngram import NGramDrafter
 from specbench.reference.drafters.sampled import SampledDrafter
-from specbench.reference.model import LlamaConfig, LlamaModel
+from specbench.reference.model import LlamaModel
 
 
 def _early_exit(model: LanguageModel) -> Drafter:
@@ -32,12 +32,14 @@ def _heads(model: Any) -> Drafter:
     return HeadsDrafter(model, heads, shape=BestFirst(num_nodes=6, depth=3, beam=2, width=2))
 
 
-def feature_drafter(model: Any, kind: type[FeatureDrafter] = FeatureDrafter) -> Drafter:
-    """A random layer."""
-    ids = torch.arange(model.vocab_size)
-    hidden = model.embedding.shape[1]
-    config = LlamaConfig(1, hidden, 2 * hidden, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4, tied=True)
-    return kind(model, FeatureLayer.untrained(model, ids, config=config), shape=Static.widths(2, 1, 1))
+def layers_drafter(
+    model: Any, kind: type[LayersDrafter] = LayersDrafter, *, reads_features: bool = True, num_layers: int = 1
+) -> Drafter:
+    """Random layers."""
+    vocab_size, hidden = model.embedding.shape
+    ids = torch.arange(vocab_size)
+    config = LayersConfig(hidden, 2 * hidden, num_layers, 2, 1, 4, vocab_size, len(ids), reads_features)
+    return kind(model, DraftLayers.untrained(config, ids), shape=Static.widths(2, 1, 1))
 
 
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
@@ -48,7 +50,8 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "ngram_chain": lambda model: NGramDrafter(gamma=6, width=1),
     "caching": CachingDrafter,
     "heads": _heads,
-    "feature": feature_drafter,
+    "feature": layers_drafter,
+    "small_model": lambda model: layers_drafter(model, reads_features=False, num_layers=2),
     "sampled_iid": lambda model: SampledDrafter(model, proposal="iid"),
     "sampled_distinct": lambda model: SampledDrafter(model, proposal="without_replacement"),
 }
