@@ -47,7 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.counting", "specbench.kernels", "specbench.reference", "specbench.wire_process"),
     ("specbench.engines", "specbench.wire_values"),
     ("specbench.wire",),
-    ("specbench.claims", "specbench.compare", "specbench.law"),
+    ("specbench.claims", "specbench.compare", "specbench.law", "specbench.training"),
     (
         "specbench.architectures",
         "specbench.audit",
@@ -91,7 +91,18 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 PACKAGES = tuple(
     f"specbench.{name}"
-    for name in ("checks", "drafters", "engines", "kernels", "law", "naming", "reference", "reports", "suites")
+    for name in (
+        "checks",
+        "drafters",
+        "engines",
+        "kernels",
+        "law",
+        "naming",
+        "reference",
+        "reports",
+        "suites",
+        "training",
+    )
 )
 
 # importer -> what it never imports, at any level of nesting.
