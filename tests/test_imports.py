@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.sampling_options",
         "specbench.summary",
         "specbench.tree",
+        "specbench.workloads",
     ),
     ("specbench.cases", "specbench.lockstep", "specbench.steps"),
     ("specbench.protocols",),
@@ -91,7 +92,18 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 PACKAGES = tuple(
     f"specbench.{name}"
-    for name in ("checks", "drafters", "engines", "kernels", "law", "naming", "reference", "reports", "suites")
+    for name in (
+        "checks",
+        "drafters",
+        "engines",
+        "kernels",
+        "law",
+        "naming",
+        "reference",
+        "reports",
+        "suites",
+        "workloads",
+    )
 )
 
 # importer -> what it never imports, at any level of nesting.
