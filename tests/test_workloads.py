@@ -364,6 +364,20 @@ NAMES = {
 }
 
 
+def test_a_file_that_was_not_written_to_its_end_is_said(tmp_path: Path) -> None:
+    write_gz(tmp_path / "whole.jsonl.gz", [QUESTION] * 2000)
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes((tmp_path / "whole.jsonl.gz").read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"cut.jsonl.gz: Compressed file ended before"):
+        load(cut)
+
+
+def test_json_that_is_nested_without_end_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("[" * 200_000)
+    with pytest.raises(ValueError, match=r"a.jsonl: line 1 is not JSON: "):
+        load(tmp_path / "a.jsonl")
+
+
 def test_a_damaged_parquet_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"^/\S+/a.parquet: the file cannot be read as Parquet: .+"):
@@ -585,11 +599,28 @@ def test_second_turn_of_the_real_template_begins_with_the_first_and_its_answer()
     assert tokenizer.decode(second[len(first) :]).startswith("A short answer.<|im_end|>")
 
 
-def test_random_tokens_are_refused_to_nobody_but_come_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    found = random_tokens(real_tokenizer(), num_prompts=2, num_tokens=50, seed=3)
+def test_random_tokens_come_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    found = random_tokens(Digits(), num_prompts=2, num_tokens=50, seed=3)
     assert capsys.readouterr().err == f"warning: {chat.RANDOM_WARNING}\n"
     assert found.notes == (chat.RANDOM_WARNING,)
     assert "23 %" in chat.RANDOM_WARNING
+
+
+class Digits:
+    """Six tokens, of which 0, 4 and 5 are special."""
+
+    all_special_ids = (0, 4, 5)
+
+    def __len__(self) -> int:
+        return 6
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(str, ids))
+
+
+def test_random_tokens_are_all_ordinary_ones_and_no_others() -> None:
+    (prompt,) = random_tokens(Digits(), num_prompts=1, num_tokens=200).prompts
+    assert (set(prompt.turns[0]), len(prompt.turns[0]), prompt.is_chat) == (set("123"), 200, False)
 
 
 def test_random_tokens_depend_on_the_seed_alone_and_have_about_their_length() -> None:

@@ -9,6 +9,7 @@ import csv
 import gzip
 import itertools
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -65,7 +66,7 @@ def load(
             raise ValueError("there are no rows")
         chosen = layout_for([str(column) for column in first[1]], layout)
         prompts, notes = prompts_of(chosen, itertools.chain([first], rows), source)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EOFError, zlib.error) as error:  # the last two: a damaged .gz
         raise ValueError(f"{source}: {error}") from error
     return Workload(chosen.name, prompts, notes)
 
@@ -104,7 +105,7 @@ def _jsonl(path: Any) -> Rows:
     for where, line in _lines(path):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{where} is not JSON: {error}") from error
         yield where, _object(row, where)
 
@@ -113,7 +114,7 @@ def _json(path: Path) -> Rows:
     with _open(path) as file:
         try:
             found = json.load(file)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"the file is not JSON: {error}") from error
     if not isinstance(found, list):
         raise ValueError(f"the file must hold a list of objects, not {type(found).__name__}")
