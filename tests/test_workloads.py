@@ -219,9 +219,28 @@ def test_a_split_is_chosen_by_name(tmp_path: Path) -> None:
     rows = {split: datasets.Dataset.from_list([{"question": split, "answer": ""}]) for split in ("train", "test")}
     datasets.DatasetDict(rows).save_to_disk(str(tmp_path / "both"))
     assert load(tmp_path / "both", split="train").prompts[0].turns == ("train",)
+    for options, asked in (({}, ""), ({"split": "dev"}, ", dev")):
+        with pytest.raises(ValueError) as caught:
+            load(tmp_path / "both", **options)
+        assert str(caught.value) == f"{tmp_path}/both{asked}: there are the splits train, test: name one of them"
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "message"),
+    [
+        ("a.jsonl", {"split": "test"}, " has neither configs nor splits: leave config and split out"),
+        ("a.jsonl", {"config": "wet"}, " has neither configs nor splits: leave config and split out"),
+        ("arrow", {"split": "test"}, ", test: it is one split without a name: leave split out"),
+        ("arrow", {"config": "wet"}, ", wet: the folder cannot be read: what save_to_disk wrote has no configs"),
+    ],
+)
+def test_a_config_or_split_is_never_passed_over(
+    file: str, options: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    WRITERS[file](tmp_path / file, [QUESTION])
     with pytest.raises(ValueError) as caught:
-        load(tmp_path / "both")
-    assert str(caught.value) == f"{tmp_path}/both: there are the splits train, test: name one"
+        load(tmp_path / file, **options)
+    assert str(caught.value) == f"{tmp_path / file}{message}"
 
 
 def test_the_same_prompts_have_one_hash_whatever_file_they_come_from(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ def load(
     name = str(name_or_path)
     path = Path(name).expanduser()
     source = ", ".join(part for part in (name, config, split) if part)
+    if (config or split) and (name == OWN or path.is_file()):
+        raise ValueError(f"{name} has neither configs nor splits: leave config and split out")
     if name == OWN:
         layout, source = layout or OWN, "written for specbench, Apache-2.0"
         rows = _jsonl(files("specbench.workloads") / "prompts.jsonl")
@@ -173,14 +175,15 @@ def _folder(path: Path, config: str | None, split: str | None) -> Rows:
     import datasets
 
     try:
-        if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        if not any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+            found, split = datasets.load_dataset(str(path), config, split=split), None
+        elif config is None:
             found = datasets.load_from_disk(str(path))
-            found = found if split is None or isinstance(found, datasets.Dataset) else {split: found[split]}
         else:
-            found = datasets.load_dataset(str(path), config, split=split)
+            raise ValueError("what save_to_disk wrote has no configs")
     except Exception as error:
         raise ValueError(f"the folder cannot be read: {_reason(error)}") from error
-    yield from _rows_of(found)
+    yield from _rows_of(found, split)
 
 
 def _hub(hub_id: str, config: str | None, split: str | None) -> Rows:
@@ -206,12 +209,15 @@ def _hub(hub_id: str, config: str | None, split: str | None) -> Rows:
     yield from _rows_of(found)
 
 
-def _rows_of(found: Any) -> Rows:
+def _rows_of(found: Any, split: str | None = None) -> Rows:
     """found: a Dataset, or several by their split."""
     if isinstance(found, dict):
-        if len(found) != 1:
-            raise ValueError(f"there are the splits {', '.join(found)}: name one")
-        (found,) = found.values()
+        split = next(iter(found)) if split is None and len(found) == 1 else split
+        if split not in found:
+            raise ValueError(f"there are the splits {', '.join(found)}: name one of them")
+        found = found[split]
+    elif split is not None:
+        raise ValueError("it is one split without a name: leave split out")
     for num, row in enumerate(found, start=1):
         yield f"row {num}", row
 
