@@ -821,6 +821,12 @@ def test_listing_defuses_what_a_file_calls_its_categories() -> None:
     assert "::error" not in text and "\x1b" not in text
 
 
+def test_command_defuses_what_a_file_calls_its_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"\x1b[2J": 1}])
+    code, _, err = run(f"workload {tmp_path}/a.jsonl", capsys)
+    assert (code, "\x1b" in err, "\\x1b[2J fit no layout" in err) == (2, False, True)
+
+
 def test_command_takes_a_sample_and_a_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
     real_tokenizer()
     code, out, _ = run("workload --sample 2 --seed 5 --tokenizer smollm2", capsys)
