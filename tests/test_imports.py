@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.sampling_options",
         "specbench.summary",
         "specbench.tree",
+        "specbench.workloads",
     ),
     ("specbench.cases", "specbench.lockstep", "specbench.steps"),
     ("specbench.protocols",),
@@ -102,6 +103,7 @@ PACKAGES = tuple(
         "reports",
         "suites",
         "training",
+        "workloads",
     )
 )
 
