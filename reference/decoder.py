@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -30,6 +30,7 @@ from specbench.types import (
     Round,
     Sampling,
     Stop,
+    TargetState,
     VerifyResult,
     as_token_ids,
 )
@@ -58,7 +59,7 @@ class Decoder(TreeSession):
         batch_steps: BatchSteps = BATCH_STEPS,
         group: Group | None = None,
     ) -> None:
-        super().__init__(model, steps=steps, cache=cache)
+        super().__init__(model, steps=steps, cache=cache, keeps_states=getattr(drafter, "reads_target_state", False))
         self._drafter = drafter
         self._batch_steps = batch_steps
         self._group = group
@@ -116,7 +117,8 @@ class Decoder(TreeSession):
         coins: Coins,
     ) -> tuple[Round, str | None]:
         """Draft, verify, emit, commit. context: all tokens so far, the root last, all but the root cached."""
-        tree = self.draft_round(context, num_remaining=num_remaining, sampling=sampling, coins=coins)
+        state = None if self.states is None else TargetState(self.states)
+        tree = self.draft_round(context, num_remaining=num_remaining, sampling=sampling, coins=coins, state=state)
         prefix_len = self.cache_len
         target_logits = self.forward_tree(tree)
         flat = self.last_flat
@@ -135,15 +137,24 @@ class Decoder(TreeSession):
         self.commit(result.path[: len(emission.tokens) - 1])
         return self.record(tree, flat, result, emission, prefix_len), emission.finish_reason
 
-    def draft_round(self, context: list[int], *, num_remaining: int, sampling: Sampling, coins: Coins) -> DraftTree:
-        """The drafter's tree below the root, or the root alone."""
+    def draft_round(
+        self,
+        context: list[int],
+        *,
+        num_remaining: int,
+        sampling: Sampling,
+        coins: Coins,
+        state: TargetState | None = None,
+    ) -> DraftTree:
+        """The drafter's tree below the root, or the root alone. state: for a drafter that reads it."""
         # The bonus token is always emitted, so a draft deeper than what remains without it is work thrown away.
         max_depth = min(self._max_depth, num_remaining - 1)
         if self._drafter is None or max_depth <= 0:
             return self.agreed(root_only(context[-1]))
+        drafter = self._drafter if state is None else _Informed(self._drafter, state)
         return self.agreed(
             self.steps.draft(
-                self._drafter, context, max_nodes=self._max_nodes, max_depth=max_depth, sampling=sampling, coins=coins
+                drafter, context, max_nodes=self._max_nodes, max_depth=max_depth, sampling=sampling, coins=coins
             )
         )
 
@@ -304,6 +315,16 @@ class Decoder(TreeSession):
             batch_steps=self._batch_steps,
             group=self._group,
         )
+
+
+class _Informed:
+    """A drafter that is given the target's state with every context."""
+
+    def __init__(self, drafter: Any, state: TargetState) -> None:
+        self._drafter, self._state = drafter, state
+
+    def draft(self, context: list[int], **named: Any) -> DraftTree:
+        return self._drafter.draft(context, **named, target_state=self._state)
 
 
 class DecodingSession:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,7 @@ from specbench.reference.hf_cache import CACHE_KINDS, HFCache, keys_values
 from specbench.reference.hf_tiny import TINY_NAMES, randomise, tiny_config
 from specbench.reference.hf_types import FUSED, MODEL_TYPES, TAP, TREE_MASK, ModelType, check_supported, layer_windows
 from specbench.reference.kv_cache import AppendableCache, CacheSpec, LayerSpec, new_cache
-from specbench.reference.model import FusedAttention
+from specbench.reference.model import FusedAttention, StateSink
 from specbench.steps import FlatTree
 from specbench.types import Taps, as_token_ids
 
@@ -54,6 +54,7 @@ class HFModel:
         self.model = model.eval()
         self._cache_argument = cache_argument(model)
         self._fused: FusedAttention | None = None
+        self._sink: StateSink | None = None
 
     @classmethod
     def load(
@@ -103,9 +104,32 @@ class HFModel:
                 f"{self.name} computes attention in its own code, must look it up in transformers' AttentionInterface "
                 "for another one to take its place"
             )
-        twin = HFModel(self.model)
+        twin = copy.copy(self)
         twin._fused = attention
         return twin
+
+    def with_state_sink(self, sink: StateSink | None) -> HFModel:
+        """The same model; each forward behind a cache hands `sink` what its logits are made of, float [M, hidden]."""
+        twin = copy.copy(self)
+        twin._sink = sink
+        return twin
+
+    @property
+    def embedding(self) -> Tensor:
+        """float [V, hidden]."""
+        return cast(Tensor, self.model.get_input_embeddings().weight)
+
+    @property
+    def head(self) -> Tensor:
+        """float [V, hidden], the output matrix."""
+        return cast(Tensor, self.model.get_output_embeddings().weight)
+
+    def states(self, tokens: Sequence[int]) -> Tensor:
+        """float [S, hidden]: what the logits of a whole text are made of."""
+        seen: list[Tensor] = []
+        with self._heard(seen.append):
+            self.causal(torch.tensor([list(tokens)], dtype=torch.int64))
+        return seen[0]
 
     @property
     def _type(self) -> ModelType:
@@ -233,7 +257,21 @@ class HFModel:
                 f"position_ids holds {int(position_ids.max())}, must be < {num_positions} (learned positions)"
             )
 
+    @contextmanager
+    def _heard(self, sink: StateSink) -> Iterator[None]:
+        """Forwards inside hand `sink` what the output matrix is given."""
+        head = self.model.get_output_embeddings()
+        handle = head.register_forward_pre_hook(lambda module, given: sink(given[0][0]))
+        try:
+            yield
+        finally:
+            handle.remove()
+
     def _run(self, flat: FlatTree, mask: Tensor, cache: Cache) -> Tensor:
+        with nullcontext() if self._sink is None else self._heard(self._sink):
+            return self._masked(flat, mask, cache)
+
+    def _masked(self, flat: FlatTree, mask: Tensor, cache: Cache) -> Tensor:
         """The model's own forward, told where the rows stand and, by mask bool [M, P+M], what they see."""
         arguments = {
             "input_ids": flat.tokens[None].to(self.device),

@@ -84,6 +84,9 @@ class FusedAttention(Protocol):
         ...
 
 
+StateSink = Callable[[Tensor], None]
+
+
 class LlamaModel:
     """Weights and the forward over them. Satisfies `specbench.protocols.LanguageModel`.
 
@@ -97,6 +100,7 @@ class LlamaModel:
         self._weights = weights
         self._codec = ""
         self._fused: FusedAttention | None = None
+        self._sink: StateSink | None = None
         self._embedding = weights["model.embed_tokens.weight"]
         self._head = self._embedding if config.tied else weights["lm_head.weight"]
         # fp16 and bf16 keep norms, angles and softmax in fp32; fp32 and fp64 compute throughout in their own dtype.
@@ -147,6 +151,12 @@ class LlamaModel:
         twin._fused = attention
         return twin
 
+    def with_state_sink(self, sink: StateSink | None) -> LlamaModel:
+        """The same weights; each forward behind a cache hands `sink` what its logits are made of, float [M, hidden]."""
+        twin = copy.copy(self)
+        twin._sink = sink
+        return twin
+
     def first_layers(self, num_layers: int) -> LlamaModel:
         """The model cut after `num_layers` layers, with the same norm and head: the weights are shared, not copied."""
         if not 1 <= num_layers <= self.num_layers:
@@ -155,6 +165,16 @@ class LlamaModel:
         windows = self.config.windows[:num_layers]
         config = replace(self.config, num_layers=num_layers, windows=windows)
         return LlamaModel(config, self._weights, name=name).with_codec(self._codec)
+
+    @property
+    def embedding(self) -> Tensor:
+        """float [V, hidden]."""
+        return self._embedding
+
+    @property
+    def head(self) -> Tensor:
+        """float [V, hidden], the output matrix."""
+        return self._head
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -183,7 +203,15 @@ class LlamaModel:
         if taps is not None:
             for layer in taps.layers:
                 _drop_batch(layer, num_keys=prefix_len + flat.num_rows)
+        if self._sink is not None:
+            self._sink(hidden[0])
         return hidden[0] @ self._head.T
+
+    @torch.no_grad()
+    def states(self, tokens: Sequence[int]) -> Tensor:
+        """float [S, hidden]: what the logits of a whole text are made of."""
+        mix = self._mix_causal(torch.arange(len(tokens)), None)
+        return self._hidden_states(torch.tensor([list(tokens)], dtype=torch.int64), mix, None)[0]
 
     @torch.no_grad()
     def causal(self, tokens: Tensor, *, taps: Taps | None = None) -> Tensor:
@@ -208,7 +236,10 @@ class LlamaModel:
 
     def _hidden_states(self, tokens: Tensor, mix: Mix, taps: Taps | None) -> Tensor:
         """tokens [B, M]. Returns the normed last hidden state [B, M, hidden]."""
-        hidden = self._embedding[tokens.to(self.device)]  # [B, M, hidden]
+        return self._through_layers(self._embedding[tokens.to(self.device)], mix, taps)
+
+    def _through_layers(self, hidden: Tensor, mix: Mix, taps: Taps | None) -> Tensor:
+        """hidden: [B, M, hidden], what the first layer is given."""
         for layer in range(self.num_layers):
             prefix = f"model.layers.{layer}."
             attention_output, weights = mix(layer, self._norm(hidden, prefix + "input_layernorm.weight"))

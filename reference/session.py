@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from specbench.protocols import LanguageModel
@@ -28,9 +29,16 @@ class TreeSession:
 
     reads_dead_rows = False  # storage that holds no row may be NaN and nothing comes of it
 
-    def __init__(self, model: LanguageModel, *, steps: Steps = STEPS, cache: str = "contiguous") -> None:
-        self.model = model
+    def __init__(
+        self, model: LanguageModel, *, steps: Steps = STEPS, cache: str = "contiguous", keeps_states: bool = False
+    ) -> None:
+        """keeps_states: of every committed token what its logits were made of, where the model tells it."""
         self.steps = steps
+        self.model: Any = model
+        self._states: _States | None = None
+        if keeps_states and hasattr(model, "with_state_sink"):
+            self._states = _States()
+            self.model = model.with_state_sink(self._states.of_forward.append)
         self._cache_kind = cache
         self._cache = model.new_cache(cache)
         self._tokens: list[int] = []  # what the committed rows were computed from
@@ -50,6 +58,12 @@ class TreeSession:
         return self._pending[2] if self._pending else self._cache.length
 
     @property
+    def states(self) -> Tensor | None:
+        """float [cache_len, hidden]: what the logits of the committed tokens were made of; None where nobody tells or
+        nothing is committed."""
+        return None if self._states is None else self._states.committed
+
+    @property
     def last_flat(self) -> FlatTree | None:
         """The rows of the uncommitted forward, None between rounds."""
         return self._pending[1] if self._pending else None
@@ -64,6 +78,8 @@ class TreeSession:
         self._pending = None
         self._cache.truncate(0)  # the storage stays, with whatever an earlier text left in it
         self._tokens = []
+        if self._states is not None:
+            self._states.truncate(0)
         self.extend(ids)
 
     def reset(self) -> None:
@@ -81,6 +97,8 @@ class TreeSession:
         if ids:
             self.steps.forward(self.model, flatten_causal(list(ids), self._cache.length), self._cache)
             self._tokens += ids
+            if self._states is not None:
+                self._states.keep(range(len(ids)))
 
     def forward_tree(self, tree: DraftTree, *, taps: Taps | None = None) -> Tensor:
         """One verification forward behind the cache. Returns float [N, V]. Replaces an uncommitted forward."""
@@ -100,8 +118,11 @@ class TreeSession:
         if not tree.is_path(path):
             raise ValueError(f"path = {list(path)} must run from a child of the root downwards, parent to child")
         self._pending = None
-        self.steps.commit(self._cache, prefix_len, [int(flat.row_of_node[node]) for node in (0, *path)])
+        rows = [int(flat.row_of_node[node]) for node in (0, *path)]
+        self.steps.commit(self._cache, prefix_len, rows)
         self._tokens += [tree.token_list[node] for node in (0, *path)]
+        if self._states is not None:
+            self._states.keep(rows)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed rows; an uncommitted forward is dropped."""
@@ -109,6 +130,8 @@ class TreeSession:
             raise ValueError(f"length = {length} must be between 0 and the committed length {self.cache_len}")
         self._pending = None
         self._tokens = self._tokens[:length]
+        if self._states is not None:
+            self._states.truncate(length)
         try:
             self._cache.truncate(length)
         except RowsLost:  # a sliding cache: what the rows left would read is gone, so all of them are computed again
@@ -119,6 +142,9 @@ class TreeSession:
         twin = copy.copy(self)
         committed = self.cache_len
         twin._pending, twin._tokens = None, list(self._tokens)
+        if self._states is not None:
+            twin._states = _States(self._states.committed)
+            twin.model = self.model.with_state_sink(twin._states.of_forward.append)
         if hasattr(self._cache, "fork"):
             twin._cache = self._cache.fork()
             twin.truncate(committed)
@@ -159,3 +185,22 @@ class TreeSession:
             for layer in range(self.num_layers)
             for one in self._cache.rows(layer)
         )
+
+
+class _States:
+    """What logits were made of: of the committed tokens, and of the last forward's rows, which may come in pieces."""
+
+    def __init__(self, committed: Tensor | None = None) -> None:
+        self.committed = committed
+        self.of_forward: list[Tensor] = []
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commits rows of the last forward."""
+        new = torch.cat(self.of_forward)[list(rows)]
+        self.of_forward.clear()
+        self.committed = new if self.committed is None else torch.cat([self.committed, new])
+
+    def truncate(self, length: int) -> None:
+        """Keeps the first `length` committed ones; the last forward is dropped."""
+        self.of_forward.clear()
+        self.committed = self.committed[:length] if self.committed is not None and length else None

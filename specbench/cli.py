@@ -321,6 +321,21 @@ def drafters(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return int(any(BUG in one.verdicts.values() for one in found)) if is_whole else INTERRUPTED
 
 
+def workload(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench.sanitize import plain
+    from specbench.workloads import listing, load
+    from specbench.workloads.workload import sample
+
+    try:
+        found = load.load(args.name, layout=args.layout, config=args.config, split=args.split)
+        found = found if args.sample is None else sample(found, args.sample, seed=args.seed)
+        text = listing.listing(found, None if args.tokenizer is None else listing.tokenizer_in(args.tokenizer))
+    except ValueError as error:  # it may repeat what stands in a stranger's file
+        return _refused(ValueError(plain(str(error), 2000, one_line=True)))
+    print(text)
+    return 0
+
+
 def usage(args: argparse.Namespace, pytest_args: list[str]) -> int:
     args.parser.print_help()
     return 2
@@ -490,6 +505,18 @@ def _parser() -> _Parser:
     one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the claims (default 0)")
     one.add_argument("--markdown", type=Path, metavar="FILE", help="the results as a page: docs/drafters.md")
     one.set_defaults(run=drafters, parser=one)
+
+    one = commands.add_parser("workload", help="prompts to measure on: categories, how many, how long")
+    one.add_argument(
+        "name", nargs="?", default="specbench", metavar="NAME", help="ours (default), a known one, a file, or a hub id"
+    )
+    one.add_argument("--layout", metavar="LAYOUT", help="of the file; none: told by its columns")
+    one.add_argument("--config", metavar="CONFIG", help="of a hub id or folder that has several")
+    one.add_argument("--split", metavar="SPLIT", help="of a hub id or folder that has several")
+    one.add_argument("--sample", type=_count, metavar="N", help="so many prompts of each category")
+    one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the sample (default 0)")
+    one.add_argument("--tokenizer", metavar="MODEL", help="smollm2 or a folder: lengths in its tokens")
+    one.set_defaults(run=workload, parser=one)
     return parser
 
 

@@ -7,7 +7,7 @@ are no benchmark of answer quality: nothing here says what a good answer would b
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -67,11 +67,22 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
 
     tokenizer: a transformers tokenizer. Without a template the contents are joined by newlines and tokenised plainly.
     """
-    if prompt.messages and getattr(tokenizer, "chat_template", None):
-        messages = [{"role": role, "content": content} for role, content in prompt.messages]
-        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
-    else:
-        encoded = tokenizer(prompt.text or "\n".join(content for _, content in prompt.messages))
+    return encode_messages(prompt.messages, tokenizer) if prompt.messages else encode_text(prompt.text, tokenizer)
+
+
+def encode_messages(messages: Sequence[tuple[str, str]], tokenizer: Any) -> list[int]:
+    """As `encode`. messages: (role, content) pairs that end with the user's."""
+    if not getattr(tokenizer, "chat_template", None):
+        return encode_text("\n".join(content for _, content in messages), tokenizer)
+    chat = [{"role": role, "content": content} for role, content in messages]
+    return _ids(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True))
+
+
+def encode_text(text: str, tokenizer: Any) -> list[int]:
+    return _ids(tokenizer(text))
+
+
+def _ids(encoded: Any) -> list[int]:
     # transformers 5 answers a template with a BatchEncoding, older releases with the bare list.
     ids = encoded["input_ids"] if isinstance(encoded, Mapping) else encoded
     return [int(token) for token in ids]

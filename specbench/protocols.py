@@ -107,7 +107,8 @@ class Drafter(Protocol):
     """Level 5: proposes a tree for a context. May hold a cache of its own, keyed by the context it is given.
 
     Optional: `observe(result: VerifyResult)` is told after each round what was accepted; `reset()` forgets all texts.
-    Siblings that were drawn stand in the order of the draws.
+    With `reads_target_state = True` the decoder passes `target_state: TargetState` where it has it; a drafter that is
+    not given one must come to the same drafts by itself. Siblings that were drawn stand in the order of the draws.
     """
 
     def draft(

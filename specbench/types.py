@@ -275,6 +275,17 @@ class Taps:
         return self.layers[idx]
 
 
+@dataclass(frozen=True)
+class TargetState:
+    """What a target knows of a context that it has decoded: for drafters that go on from its features.
+
+    hidden: float [S, hidden], row i what the target's output matrix saw at token i (after the last norm), so that its
+    logits predict token i + 1. S = len(context) - 1: the root has not been computed yet.
+    """
+
+    hidden: Tensor
+
+
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

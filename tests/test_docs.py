@@ -1,4 +1,4 @@
-"""Every fenced code block of README.md and DEVELOPERS.md is run, here or by .ci/run, or says that it is no code to run.
+"""Every fenced code block of DOCUMENTS is run, here or by .ci/run, or says that it is no code to run.
 
 Unmarked `python` and `bash` blocks are run here, from the root of the checkout. A comment on the line before a block
 says otherwise: `<!-- ci: NAME -->` (.ci/run executes it), `<!-- output of: COMMAND -->`, `<!-- example -->`.
@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [name for name in ("README.md", "DEVELOPERS.md") if (ROOT / name).is_file()]
+DOCUMENTS = [name for name in ("README.md", "DEVELOPERS.md", "docs/kernels.md") if (ROOT / name).is_file()]
 RUNNERS = {"python": [sys.executable, "-"], "bash": ["bash", "-euo", "pipefail", "-s"]}
 SECONDS = 120
 

@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.sampling_options",
         "specbench.summary",
         "specbench.tree",
+        "specbench.workloads",
     ),
     ("specbench.cases", "specbench.lockstep", "specbench.steps"),
     ("specbench.protocols",),
@@ -47,7 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.counting", "specbench.kernels", "specbench.reference", "specbench.wire_process"),
     ("specbench.engines", "specbench.wire_values"),
     ("specbench.wire",),
-    ("specbench.claims", "specbench.compare", "specbench.law"),
+    ("specbench.claims", "specbench.compare", "specbench.law", "specbench.training"),
     (
         "specbench.architectures",
         "specbench.audit",
@@ -91,7 +92,19 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 PACKAGES = tuple(
     f"specbench.{name}"
-    for name in ("checks", "drafters", "engines", "kernels", "law", "naming", "reference", "reports", "suites")
+    for name in (
+        "checks",
+        "drafters",
+        "engines",
+        "kernels",
+        "law",
+        "naming",
+        "reference",
+        "reports",
+        "suites",
+        "training",
+        "workloads",
+    )
 )
 
 # importer -> what it never imports, at any level of nesting.

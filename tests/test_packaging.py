@@ -6,7 +6,6 @@ tested is the way at hand and not whatever happens to be installed.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -60,7 +59,7 @@ def test_wheel_holds_one_top_level_name(names: list[str]) -> None:
 def test_wheel_holds_every_module_and_data_file_of_the_checkout(names: list[str]) -> None:
     modules = {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
     expected = {name if name.startswith("specbench/") else f"specbench/{name}" for name in modules}
-    expected |= {"specbench/prompts.jsonl", "specbench/kernels/README.md"}
+    expected |= {"specbench/prompts.jsonl", "specbench/workloads/prompts.jsonl", "specbench/kernels/README.md"}
     assert {name for name in names if ".dist-info/" not in name} == expected
 
 
@@ -125,8 +124,10 @@ def environment(folder: Path) -> Path:
 
 
 def assert_imports(python: Path, *, cwd: Path) -> None:
-    code = f"import {MODULES}, json; from specbench.prompts import load_prompts; print(json.dumps(len(load_prompts())))"
-    assert json.loads(run(str(python), "-c", code, cwd=cwd).stdout) >= 24
+    loaded = "from specbench.prompts import load_prompts; from specbench.workloads.load import load"
+    code = f"import {MODULES}; {loaded}; print(len(load_prompts()), len(load().prompts))"
+    num_prompts, num_asked = map(int, run(str(python), "-c", code, cwd=cwd).stdout.split())
+    assert num_prompts >= 24 and num_asked >= 80
 
 
 def assert_collects(python: Path, *arguments: str, cwd: Path) -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from specbench.protocols import Drafter, LanguageModel
 from specbench.reference.drafters.caching import CachingDrafter
+from specbench.reference.drafters.growth import BestFirst, Static
+from specbench.reference.drafters.heads import HeadsDrafter, MarkovHeads
+from specbench.reference.drafters.layers import DraftLayers, LayersConfig, LayersDrafter
 from specbench.reference.drafters.model import ModelDrafter, self_drafter
 from specbench.reference.drafters.ngram import NGramDrafter
 from specbench.reference.drafters.sampled import SampledDrafter
@@ -19,6 +25,23 @@ def _early_exit(model: LanguageModel) -> Drafter:
     return ModelDrafter(model, widths=(2, 1, 1))
 
 
+def _heads(model: Any) -> Drafter:
+    """Random ones over every second token: what they draft is seldom right, and depends on all that they read."""
+    ids = torch.arange(0, model.vocab_size, 2)
+    heads = MarkovHeads.untrained(model, ids, num_heads=3, gain=4.0)
+    return HeadsDrafter(model, heads, shape=BestFirst(num_nodes=6, depth=3, beam=2, width=2))
+
+
+def layers_drafter(
+    model: Any, kind: type[LayersDrafter] = LayersDrafter, *, reads_features: bool = True, num_layers: int = 1
+) -> Drafter:
+    """Random layers."""
+    vocab_size, hidden = model.embedding.shape
+    ids = torch.arange(vocab_size)
+    config = LayersConfig(hidden, 2 * hidden, num_layers, 2, 1, 4, vocab_size, len(ids), reads_features)
+    return kind(model, DraftLayers.untrained(config, ids), shape=Static.widths(2, 1, 1))
+
+
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "self_chain": lambda model: ModelDrafter(model, widths=(1, 1, 1)),
     "self_tree": lambda model: ModelDrafter(model, widths=(2, 2, 1)),
@@ -26,6 +49,9 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "ngram": lambda model: NGramDrafter(gamma=6, width=3),
     "ngram_chain": lambda model: NGramDrafter(gamma=6, width=1),
     "caching": CachingDrafter,
+    "heads": _heads,
+    "feature": layers_drafter,
+    "small_model": lambda model: layers_drafter(model, reads_features=False, num_layers=2),
     "sampled_iid": lambda model: SampledDrafter(model, proposal="iid"),
     "sampled_distinct": lambda model: SampledDrafter(model, proposal="without_replacement"),
 }

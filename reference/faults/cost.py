@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.protocols import Cache, Coins, LanguageModel
+from specbench.protocols import Cache, LanguageModel
 from specbench.reference.decoder import Decoder
 from specbench.reference.faults.fault import Fault
 from specbench.reference.layouts import flatten_causal
 from specbench.reference.target import ReferenceTarget
 from specbench.steps import Emission, FlatTree, Steps
 from specbench.tree import DraftTree, chain
-from specbench.types import Generation, Round, Sampling, Taps, VerifyResult
+from specbench.types import Generation, Round, Taps, VerifyResult
 
 BLOCK = 4
 
@@ -99,9 +99,9 @@ class _PlaceholdersVerified(Decoder):
 class _BeyondTheLimit(Decoder):
     """As many levels are drafted and verified as ever, however few tokens are left to emit."""
 
-    def draft_round(self, context: list[int], *, num_remaining: int, sampling: Sampling, coins: Coins) -> DraftTree:
+    def draft_round(self, context: list[int], *, num_remaining: int, **named: Any) -> DraftTree:
         del num_remaining
-        return super().draft_round(context, num_remaining=self._max_depth + 1, sampling=sampling, coins=coins)
+        return super().draft_round(context, num_remaining=self._max_depth + 1, **named)
 
 
 def _decoder(kind: type[Decoder]) -> Callable[[], ReferenceTarget]:

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from specbench.protocols import Cache, Drafter, LanguageModel
+from specbench.reference.drafters.by_name import layers_drafter
 from specbench.reference.drafters.caching import CachingDrafter
+from specbench.reference.drafters.layers import LayersDrafter
 from specbench.reference.drafters.model import ModelDrafter
 from specbench.reference.faults.fault import Fault
 from specbench.reference.faults.housing import drafting, shaped
@@ -18,6 +20,22 @@ from specbench.tree import DraftTree
 from specbench.types import VerifyResult
 
 ROPE_OF_OTHERS = 500_000.0
+
+
+class _GuessesKept(LayersDrafter):
+    """The rows of drafted nodes, whose features were guesses, count as those of the tokens once they are accepted."""
+
+    def draft(self, context: list[int], **named: Any) -> DraftTree:
+        tree = super().draft(context, **named)
+        if self.last_law is None or len(context) < 2:
+            return tree
+        path: list[int] = []
+        while below := [node for node in tree.children((0, *path)[-1])[:1] if node in self.last_law.row_of]:
+            path += below
+        rows = [*range(len(context) - 1), *(len(context) - 1 + self.last_law.row_of[node] for node in path)]
+        self._rows = self.last_law.rows.picked(rows)
+        self._tokens = [*context, *(tree.token_list[node] for node in path)]
+        return tree
 
 
 class _Trusting(CachingDrafter):
@@ -235,6 +253,15 @@ FAULTS = (
         origin="PrismML-Eng/llama.cpp#173",
         subtle="a rejection",
         kin="drafter keeps refused rows",
+    ),
+    Fault(
+        "guessed_features_kept",
+        "drafter-desync",
+        "the drafter keeps rows of accepted drafts that it computed from its own features, not from the target's",
+        "an accepted draft; the output stays right",
+        "drafter.state",
+        target=drafting(lambda model: layers_drafter(model, _GuessesKept)),
+        subtle="an accepted draft",
     ),
     Fault(
         "drafter_hole",
