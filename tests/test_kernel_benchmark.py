@@ -5,11 +5,13 @@ Kernels are reached through the suite, which says first that Triton is to interp
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from specbench.reference.verify import greedy_walk
 from specbench.reports.kernels import rows_of
 from specbench.suites.benchmark.kernels import DEVICE, attention, rounds, verify
 from specbench.suites.benchmark.kernels import __main__ as script
+from specbench.suites.benchmark.kernels import clock as clock_module
 from specbench.suites.benchmark.kernels.attention import QUICK, SLOW, AttentionTask, block_mask
 from specbench.suites.benchmark.kernels.cells import KINDS, AttentionCell, RoundCell, VerifyCell, attention_cells
 from specbench.suites.benchmark.kernels.clock import FEWEST, HostClock, times
@@ -276,8 +279,65 @@ def test_missing_and_broken_ones_have_rows_that_say_so() -> None:
     assert told == [(NOT_RUN, "nobody installed it"), (FAILED, "IndexError: one too far")]
 
 
-def test_statistics_of_known_times() -> None:
+class FakeCuda:
+    """Writes down in which order a clock asks the device."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.seconds = 0.0
+
+    def get_device_properties(self, device: int) -> Any:
+        return SimpleNamespace(L2_cache_size=100)
+
+    def current_stream(self) -> Any:
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    Stream = current_stream
+
+    def stream(self, one: Any) -> Any:
+        return contextlib.nullcontext()
+
+    def synchronize(self) -> None:
+        self.log.append("wait")
+
+    def CUDAGraph(self) -> Any:
+        return SimpleNamespace(replay=lambda: self.log.append("replay"))
+
+    def graph(self, one: Any) -> Any:
+        self.log.append("capture")
+        return contextlib.nullcontext()
+
+    def Event(self, *, enable_timing: bool) -> Any:
+        return SimpleNamespace(
+            record=lambda: self.log.append("event"),
+            synchronize=lambda: self.log.append("wait"),
+            elapsed_time=lambda other: 250.0,  # milliseconds
+        )
+
+
+def test_a_call_is_captured_after_warm_ups_and_timed_behind_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda()
+    flush = SimpleNamespace(zero_=lambda: cuda.log.append("flush"))
+    sizes: list[int] = []
+
+    def empty(size: int, **_: Any) -> Any:
+        sizes.append(size)
+        return flush
+
+    monkeypatch.setattr(clock_module, "torch", SimpleNamespace(cuda=cuda, empty=empty, int8=None))
+    clock = clock_module.CudaClock()
+    assert sizes == [2**28]
+    timed = clock.prepared(lambda: cuda.log.append("call") or "answer")
+    assert cuda.log == ["call", "call", "call", "wait", "capture", "call"]
+    cuda.log.clear()
+    assert timed() == "answer"
+    assert clock.once(timed) == 0.25
+    assert cuda.log == ["replay", "flush", "event", "replay", "event", "wait"]
+
+
+def test_statistics_of_known_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three warm-ups, then ten times of 0.1 to 1.0 seconds."""
+    monkeypatch.setattr(clock_module, "WARM_SECONDS", 0.0)
     given = iter([9.0, 9.0, 9.0, *(number / 10 for number in range(1, 11))])
     found = times(lambda call: next(given), lambda: None)
     assert found == pytest.approx({"median": 0.55, "q25": 0.325, "q75": 0.775, "min": 0.1, "n": 10})

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import torch
 
 Call = Callable[[], Any]
-WARM_UPS = 3
-FEWEST, MOST = 10, 200  # times of a row
+WARM_UPS, WARM_SECONDS = 3, 0.03  # at least, of the host's clock
+FEWEST, MOST = 10, 100  # times of a row
 COPIED = 2**32  # bytes, far more than any cache holds
 SQUARE = 8192
-SECONDS = 0.2  # of device time a row, from FEWEST times on
+SECONDS = 0.1  # of device time a row, from FEWEST times on
 
 
 class Clock(Protocol):
@@ -52,9 +52,10 @@ class CudaClock:
 
     def __init__(self) -> None:
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
-        self._flush = torch.empty(max(4 * l2, 2**28), dtype=torch.int8, device="cuda")
+        size = max(4 * l2, 2**28)
+        self._flush = torch.empty(size, dtype=torch.int8, device="cuda")
         self.method = (
-            f"CUDA graph replays timed by CUDA events, {WARM_UPS} warm-ups, {len(self._flush) >> 20} MiB written "
+            f"CUDA graph replays timed by CUDA events behind {WARM_SECONDS:g} s of warm-up, {size >> 20} MiB written "
             f"before each (L2: {l2 >> 20} MiB), median of {FEWEST} to {MOST}"
         )
 
@@ -95,8 +96,7 @@ class CudaClock:
 
 def times(once: Callable[[Call], float], call: Call) -> dict[str, float]:
     """Median, quartiles, least and number of times, in seconds. once: a clock's `once` or `wall`."""
-    for _ in range(WARM_UPS):
-        once(call)
+    _warm_up(once, call, WARM_SECONDS)
     found: list[float] = []
     while len(found) < FEWEST or (sum(found) < SECONDS and len(found) < MOST):
         found.append(once(call))
@@ -104,9 +104,17 @@ def times(once: Callable[[Call], float], call: Call) -> dict[str, float]:
     return {"median": median, "q25": lower, "q75": upper, "min": min(found), "n": len(found)}
 
 
+def _warm_up(once: Callable[[Call], float], call: Call, seconds: float) -> None:
+    """An idle card takes a while until its clocks are up."""
+    started, num = time.perf_counter(), 0
+    while num < WARM_UPS or time.perf_counter() - started < seconds:
+        once(call)
+        num += 1
+
+
 def ceilings(clock: CudaClock) -> list[dict[str, Any]]:
     """What this card does at most, measured now: rows of the record."""
-    copy, matrix, launch = _copy(clock), _matrix(clock), _launch(clock)
+    matrix, copy, launch = _matrix(clock), _copy(clock), _launch(clock)
     return [
         {"name": "copy", "value": 2 * COPIED / copy["median"], "unit": "bytes/s", "n": copy["n"],
          "how": f"{COPIED >> 30} GiB device to device, bytes read and written"},
@@ -126,7 +134,12 @@ def _copy(clock: CudaClock) -> dict[str, float]:
 def _matrix(clock: CudaClock) -> dict[str, float]:
     left, right = (torch.randn(SQUARE, SQUARE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     product = torch.empty_like(left)
-    return times(clock.once, lambda: torch.matmul(left, right, out=product))
+
+    def call() -> None:
+        torch.matmul(left, right, out=product)
+
+    _warm_up(clock.once, call, 1.0)
+    return times(clock.once, call)
 
 
 def _launch(clock: CudaClock) -> dict[str, float]:
