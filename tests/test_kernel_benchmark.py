@@ -449,6 +449,17 @@ def pytest_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="with a GPU the suite takes times: run it where there is none")
+def test_suite_without_a_gpu_tells_bytes_and_operations() -> None:
+    """By hand: 1,025 keys and values of 8 x 128 numbers (4,198,400 bytes), 32 x 128 of query and output (16,384), lse
+    (128), one word of mask (8), depth, length and two ends (16); 1,025 pairs x 32 heads x 2 products x 128 x 2."""
+    done = pytest_run(ROOT, "suites/benchmark/kernels", "--benchmark-only")
+    cell = "tree_attention P=1024 N=1 B=1 Hq=32 Hkv=8 D=128"
+    assert done.returncode == 0, done.stdout
+    assert f"{cell}: 4,214,936 bytes, 16,793,600 operations; a time needs a CUDA device" in done.stdout
+    assert "80 skipped" in done.stdout
+
+
 def test_xdist_is_refused_in_one_sentence(tmp_path: Path) -> None:
     """Where it is asked for by name, and where workers come upon it in a folder above."""
     pytest.importorskip("xdist", reason="install pytest-xdist to see it refused")
