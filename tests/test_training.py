@@ -272,23 +272,22 @@ def test_open_prompts_are_many_different_and_seeded():
 
 
 def test_a_question_of_spec_bench_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """The second question of MT-Bench's writing part, which Spec-Bench holds."""
-    question = (
-        "Draft a professional email seeking your supervisor's feedback on the 'Quarterly Financial Report' you prepared. Ask "
-        "specifically about the data analysis, presentation style, and the clarity of conclusions drawn. Keep the email "
-        "short and to the point."
-    )
-    monkeypatch.setattr("specbench.training.open_prompts.TEMPLATES", (question,))
-    monkeypatch.setattr("specbench.training.open_prompts.SUBJECTS", ("",))
-    with pytest.raises(ValueError, match="is a question of Spec-Bench: what is trained on it cannot be measured"):
+    held_out = Path("specbench/training/held_out.txt").read_text("utf-8").split()
+    assert len(held_out) == 560
+    monkeypatch.setattr("specbench.training.open_prompts.digest", lambda text: held_out[7])
+    with pytest.raises(ValueError, match="is a question of Spec-Bench: who learns it proves nothing"):
         open_prompts(1)
-    assert digest("A  b, C!") == digest("a b c")
+
+
+def test_a_digest_is_of_words_alone():
+    """sha256(b"a b c")."""
+    assert digest("A  b, C!") == "0e9f64031fcb2bc7"
 
 
 def test_a_kind_and_texts_that_do_not_fit_are_refused(tmp_path: Path):
-    with pytest.raises(
-        ValueError, match="kind = 'medusa' must be one of heads, heads-independent, feature, small-model"
-    ):
+    with pytest.raises(ValueError, match="kind = 'medusa' must be one of heads, heads-independent"):
         train(MODEL, tmp_path, tmp_path, kind="medusa", recipe=Recipe(1))
-    with pytest.raises(ValueError, match="has no config.json: it must be a folder that specbench train-drafter wrote"):
+    with pytest.raises(
+        ValueError, match=r"has no config\.json: it must be a folder that specbench train-drafter wrote"
+    ):
         load_drafter(tmp_path, MODEL)

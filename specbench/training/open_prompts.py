@@ -1,8 +1,8 @@
 """Open prompts for self-distillation: templates of ours over subjects of ours, in an order that a seed decides.
 
-What is asked matters little, that it is none of what a benchmark asks matters much: every prompt is compared by hash with
-the questions of Spec-Bench (`held_out.txt`: the first 16 hex digits of SHA-256 of each turn, lower-cased, white space and
-punctuation made one blank). No text of anybody else stands here.
+What is asked matters little, that it is none of what a benchmark asks matters much: every prompt is compared by hash
+with the questions of Spec-Bench (`held_out.txt`: the first 16 hex digits of SHA-256 of each turn, lower-cased, white
+space and punctuation made one blank). No text of anybody else stands here.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ def open_prompts(num: int, *, seed: int = 0) -> list[str]:
     held_out = set(files("specbench.training").joinpath("held_out.txt").read_text("utf-8").split())
     for one in chosen:
         if digest(one) in held_out:
-            raise ValueError(
-                f"the prompt {one!r} is a question of Spec-Bench: what is trained on it cannot be measured"
-            )
+            raise ValueError(f"the prompt {one!r} is a question of Spec-Bench: who learns it proves nothing")
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""From a target's folder to a drafter's folder: texts, states, a fit, and what is to be known of it in training.json."""
+"""From texts and states of a target to a drafter's folder, with what is to be known of it in training.json."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def train(
     progress: Progress = lambda *told: None,
 ) -> dict[str, Any]:
     """Trains a drafter of one of KINDS for `target` (a model with `states`, `embedding`, `head` and a `config` of our
-    Llama) on the texts in `folder`, and writes it to `out`. Returns what training.json says: the recipe, the losses, and
-    accuracies [depth][rank] on texts that were held back. about: goes into it as it is."""
+    Llama) on the texts in `folder`, and writes it to `out`. Returns what training.json says: the recipe, the losses,
+    and accuracies [depth][rank] on texts that were held back. about: goes into it as it is."""
     if kind not in KINDS:
         raise ValueError(f"kind = {kind!r} must be one of {', '.join(KINDS)}")
     texts = list(read_texts(folder))
