@@ -24,7 +24,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specbench.kernels import commit_kv, tree_attention, tree_mask, verify_greedy, verify_sample
+from specbench.kernels import commit_kv, draft_topk, tree_attention, tree_mask, verify_greedy, verify_sample
 from specbench.tree import UNUSED
 
 TARGETS = {
@@ -49,6 +49,12 @@ POINTERS: Mapping[str, Mapping[str, str]] = {
         "best": "*fp32",
         **dict.fromkeys(("winner", "cu_nodes", "reached", "path", "num_accepted"), "*i32"),
         **dict.fromkeys(("tokens", "parents", "bonus_tokens"), "*i64"),
+    },
+    "drafting": {
+        **dict.fromkeys(("logits",), "*bf16"),
+        **dict.fromkeys(("best", "tops", "sums", "log_probs", "scores", "new_scores", "tree_scores"), "*fp32"),
+        **dict.fromkeys(("chosen", "parents", "frontier", "new_parents", "new_frontier", "kept", "tree_parents"), "*i32"),
+        **dict.fromkeys(("tokens", "child_tokens", "new_tokens", "tree_tokens"), "*i64"),
     },
     "commit": {
         "pointers": "*i64",
@@ -137,6 +143,13 @@ def sampling(step: str, *, has_q: bool) -> Specialisation:
     return Specialisation(f"sampling, {step}{', q' * has_q}", kernel, named, constants)
 
 
+def drafting(name: str, step: str, **constants: int) -> Specialisation:
+    """A step of `draft_topk`, bf16 logits and fp32 scores."""
+    kernel = getattr(draft_topk, f"{step}_kernel")
+    types = {name: kind for name, kind in POINTERS["drafting"].items() if name in kernel.arg_names}
+    return Specialisation(f"drafting, {name}", kernel, types, constants)
+
+
 def commit(page: int) -> Specialisation:
     constants = {"ELEMENT": tl.int16, "NUM_HEADS": 8, "WIDTH": 128, "PAGE": page, "MAX_PATH": 16, "COLUMNS": 512}
     where = f"pages of {page}" if page else "contiguous"
@@ -176,6 +189,11 @@ SPECIALISATIONS: Sequence[Specialisation] = (
     ),
     sampling("sums", has_q=False),
     *(sampling(step, has_q=has_q) for step in ("walk", "masses", "draw") for has_q in (False, True)),
+    drafting("best of a block", "block", BLOCK=verify_greedy.VOCAB_BLOCK),
+    drafting("best of 64 blocks, 8 each", "merge", BLOCKS=64, BLOCK=512),
+    drafting("128 children", "expand", UNUSED=UNUSED, BLOCK=128),
+    drafting("keep", "keep", BLOCK=draft_topk.BLOCK),
+    drafting("select", "select", UNUSED=UNUSED, BLOCK=draft_topk.BLOCK),
     commit(0),
     commit(16),
 )
