@@ -3,10 +3,10 @@
     log_prob(x) = (logit(x) - max) - log(sum of exp(logit - max)),   score(child) = score(parent) + log_prob(child)
     draft_topk: the k likeliest tokens of each row, the lowest id first among equals
     expand:     the children of a frontier join the candidates; the best `width` of them are the next frontier
-    select:     the best `max_nodes` of all candidates, the root among them, in the candidates' order, parents renumbered
+    select:     the best `max_nodes` of all candidates, the root among them, in their old order, parents renumbered
 
-No log-probability is above 0, so no node is above its parent, which stands before it and wins a tie: whoever is kept has
-all its ancestors kept. A row is searched in blocks of ids side by side, each read once, its sums in fp32 (fp64 for fp64
+No log-probability is above 0, so no node is above its parent, which stands before it and wins a tie: the ancestors of
+whoever is kept are kept. A row is searched in blocks of ids side by side, each read once, its sums in fp32 (fp64 for fp64
 logits). Two launches, one, and two; nothing is read on the host and no shape depends on a value.
 """
 
@@ -26,7 +26,7 @@ from specbench.kernels.launch import (
     check_shape,
     next_power_of_2,
 )
-from specbench.kernels.verify_greedy import NO_TOKEN, VOCAB_BLOCK
+from specbench.kernels.verify_greedy import VOCAB_BLOCK
 from specbench.tree import UNUSED
 
 BLOCK = 64  # candidates compared at once

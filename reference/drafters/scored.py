@@ -18,8 +18,8 @@ Nodes = tuple[Tensor, Tensor, Tensor]
 
 
 def draft_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """logits: float [R, V]. Returns tokens int64 [R, k] and log_probs float64 [R, k], the likeliest first, of equals the
-    lowest id; -1 and -inf where a row has fewer tokens of any probability, -1 and NaN in a row that has no law."""
+    """logits: float [R, V]. Returns tokens int64 [R, k] and log_probs float64 [R, k], the likeliest first, of equals
+    the lowest id; -1 and -inf where a row has fewer tokens of any probability, -1 and NaN in a row without a law."""
     rows = [_best(row, k) for row in logits.double()]
     tokens = torch.tensor([[token for token, _ in row] for row in rows], dtype=torch.int64)
     log_probs = torch.tensor([[log_prob for _, log_prob in row] for row in rows], dtype=torch.float64)
@@ -49,7 +49,9 @@ def expand(grown: Nodes, frontier: Tensor, tokens: Tensor, log_probs: Tensor, *,
             for token, log_prob in zip(its_tokens.tolist(), its_log_probs.tolist(), strict=True):
                 score = row[2][column] + log_prob if column >= 0 else -math.inf
                 is_node = score > -math.inf
-                for values, value in zip(row, (token if is_node else 0, column if is_node else UNUSED, score), strict=True):
+                for values, value in zip(
+                    row, (token if is_node else 0, column if is_node else UNUSED, score), strict=True
+                ):
                     values.append(value)
         children = [child for child in range(num_old, len(row[0])) if row[1][child] != UNUSED]
         best = sorted(children, key=lambda child, scores=row[2]: (-scores[child], child))[:width]
