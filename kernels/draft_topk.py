@@ -6,8 +6,8 @@
     select:     the best `max_nodes` of all candidates, the root among them, in their old order, parents renumbered
 
 No log-probability is above 0, so no node is above its parent, which stands before it and wins a tie: the ancestors of
-whoever is kept are kept. A row is searched in blocks of ids side by side, each read once, its sums in fp32 (fp64 for fp64
-logits). Two launches, one, and two; nothing is read on the host and no shape depends on a value.
+whoever is kept are kept. A row is searched in blocks of ids side by side, each read once, and summed in fp32 (fp64 for
+fp64 logits). Two launches, one, and two; nothing is read on the host, and no shape depends on a value.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ best of each level and keeps the best of all; Sequoia (2402.12374) for why the s
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,23 +42,20 @@ def expand(grown: Nodes, frontier: Tensor, tokens: Tensor, log_probs: Tensor, *,
     Returns the nodes with their children behind them, and the next frontier int32 [B, width]: the best children, best
     first. A child of log-probability -inf or NaN is no node: parent UNUSED, token 0.
     """
-    new_rows, new_frontier = [], []
-    num_old = grown[0].shape[1]
-    for tree, columns in enumerate(frontier.tolist()):
-        row = [one[tree].tolist() for one in grown]
-        for column, its_tokens, its_log_probs in zip(columns, tokens[tree], log_probs[tree], strict=True):
-            for token, log_prob in zip(its_tokens.tolist(), its_log_probs.tolist(), strict=True):
-                score = row[2][column] + log_prob if column >= 0 else -math.inf
+    num_trees, num_old = grown[0].shape
+    rows, new_frontier = [], []
+    for tree in range(num_trees):
+        row = _Row(*(one[tree].tolist() for one in grown))
+        for place, parent in enumerate(frontier[tree].tolist()):
+            above = row.scores[parent] if parent >= 0 else -math.inf
+            for token, log_prob in zip(tokens[tree, place].tolist(), log_probs[tree, place].tolist(), strict=True):
+                score = above + log_prob
                 is_node = score > -math.inf
-                for values, value in zip(
-                    row, (token if is_node else 0, column if is_node else UNUSED, score), strict=True
-                ):
-                    values.append(value)
-        children = [child for child in range(num_old, len(row[0])) if row[1][child] != UNUSED]
-        best = sorted(children, key=lambda child, scores=row[2]: (-scores[child], child))[:width]
+                row.append(token if is_node else 0, parent if is_node else UNUSED, score)
+        best = row.best([node for node in row.nodes if node >= num_old], width)
         new_frontier.append(best + [UNUSED] * (width - len(best)))
-        new_rows.append(row)
-    return _nodes(new_rows), torch.tensor(new_frontier, dtype=torch.int32)
+        rows.append(row)
+    return _nodes(rows), torch.tensor(new_frontier, dtype=torch.int32)
 
 
 def select(grown: Nodes, *, max_nodes: int) -> Nodes:
@@ -65,27 +63,44 @@ def select(grown: Nodes, *, max_nodes: int) -> Nodes:
     token 0, parent UNUSED, score -inf. The root's score is NaN where a candidate's is."""
     rows = []
     for tree in range(grown[0].shape[0]):
-        tokens, parents, scores = (one[tree].tolist() for one in grown)
-        nodes = [node for node, parent in enumerate(parents) if parent != UNUSED]
-        kept = sorted(sorted(nodes, key=lambda node, scores=scores: (-scores[node], node))[:max_nodes])
-        row_of = {node: row for row, node in enumerate(kept)}
-        if any(math.isnan(score) for score in scores):
-            scores[0] = math.nan
-        num_empty = max_nodes - len(kept)
-        rows.append(
-            [
-                [tokens[node] for node in kept] + [0] * num_empty,
-                [row_of.get(parents[node], -1) for node in kept] + [UNUSED] * num_empty,
-                [scores[node] for node in kept] + [-math.inf] * num_empty,
-            ]
-        )
+        row, made = _Row(*(one[tree].tolist() for one in grown)), _Row([], [], [])
+        kept = sorted(row.best(row.nodes, max_nodes))
+        for node in kept:
+            parent = row.parents[node]
+            made.append(row.tokens[node], kept.index(parent) if parent >= 0 else -1, row.scores[node])
+        for _ in range(max_nodes - len(kept)):
+            made.append(0, UNUSED, -math.inf)
+        if any(math.isnan(score) for score in row.scores):
+            made.scores[0] = math.nan
+        rows.append(made)
     return _nodes(rows)
 
 
-def _nodes(rows: list[list[list[float]]]) -> Nodes:
-    tokens, parents, scores = (list(one) for one in zip(*rows, strict=True))
+@dataclass
+class _Row:
+    """One tree's columns."""
+
+    tokens: list[int]
+    parents: list[int]
+    scores: list[float]
+
+    def append(self, token: int, parent: int, score: float) -> None:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.scores.append(score)
+
+    @property
+    def nodes(self) -> list[int]:
+        return [node for node, parent in enumerate(self.parents) if parent != UNUSED]
+
+    def best(self, nodes: list[int], num: int) -> list[int]:
+        """Best first, of equals the one that stands first."""
+        return sorted(nodes, key=lambda node: (-self.scores[node], node))[:num]
+
+
+def _nodes(rows: list[_Row]) -> Nodes:
     return (
-        torch.tensor(tokens, dtype=torch.int64),
-        torch.tensor(parents, dtype=torch.int32),
-        torch.tensor(scores, dtype=torch.float64),
+        torch.tensor([row.tokens for row in rows], dtype=torch.int64),
+        torch.tensor([row.parents for row in rows], dtype=torch.int32),
+        torch.tensor([row.scores for row in rows], dtype=torch.float64),
     )

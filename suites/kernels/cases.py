@@ -220,11 +220,20 @@ class SampleCase:
     @property
     def drafts(self) -> list[DraftTree]:
         generator = torch.Generator().manual_seed(self.seed)
-        most = min(4, self.vocab_size)
-        return [
-            DraftTree(torch.randint(most, (len(one),), generator=generator), torch.tensor(one), proposal=self.proposal)
-            for one in self.trees
-        ]
+        _, draft_probs, _ = self.tensors
+        trees, row = [], 0
+        for parents in self.trees:
+            tokens = torch.randint(min(4, self.vocab_size), (len(parents),), generator=generator)
+            for node in range(len(parents) if draft_probs is not None else 0):
+                children = [child for child, parent in enumerate(parents) if parent == node]
+                if children:
+                    # More siblings than there are tokens: copies, which no rule forbids.
+                    again = self.proposal == "iid" or len(children) > self.vocab_size
+                    q = draft_probs[row + node]
+                    tokens[children] = q.multinomial(len(children), replacement=again, generator=generator)
+            trees.append(DraftTree(tokens, torch.tensor(parents), proposal=self.proposal))
+            row += len(parents)
+        return trees
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -237,11 +246,12 @@ class SampleCase:
         uniforms = torch.rand(
             len(self.trees), max(len(one) for one in self.trees), generator=generator, dtype=torch.float64
         )
-        logits = beside_nan((2 * both[0]).to(DTYPES[self.dtype]))
         if self.proposal == "deterministic":
-            return logits, None, uniforms
+            return beside_nan((2 * both[0]).to(DTYPES[self.dtype])), None, uniforms
+        # A q more peaked than p: siblings are often refused, and what is left of p is not far from what is left of q.
         is_inner = torch.tensor([node in one for one in self.trees for node in range(len(one))])
-        return logits, beside_nan(both[1].softmax(-1).where(is_inner[:, None], torch.nan)), uniforms
+        q = (2 * both[1]).softmax(-1).where(is_inner[:, None], torch.nan)
+        return beside_nan(both[0].to(DTYPES[self.dtype])), beside_nan(q), uniforms
 
 
 def beside_nan(rows: Tensor) -> Tensor:
@@ -315,7 +325,7 @@ class GrowthCase:
     seed: int
 
     def children(self, level: int, frontier_len: int) -> tuple[Tensor, Tensor]:
-        """tokens int64 [B, F, k], log_probs float [B, F, k]. The token is -1 where no child is, as `draft_topk` has it."""
+        """tokens int64 [B, F, k], -1 where no child is, as `draft_topk` has it; log_probs float [B, F, k]."""
         generator = torch.Generator().manual_seed(self.seed + level)
         shape = (self.num_trees, frontier_len, self.k)
         log_probs = -torch.randint(self.levels, shape, generator=generator).to(DTYPES[self.dtype]) / 8

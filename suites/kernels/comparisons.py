@@ -16,7 +16,7 @@ from specbench.kernels.tree_mask import unpack_mask
 from specbench.reference import attention as twin
 from specbench.reference.attention import ancestors
 from specbench.reference.drafters import scored
-from specbench.reference.verify import CoinChance, greedy_walk, rule_for
+from specbench.reference.verify import RULES, CoinChance, greedy_walk, rule_for
 from specbench.suites.kernels import DEVICE
 from specbench.suites.kernels.cases import (
     AttentionCase,
@@ -212,7 +212,8 @@ def samples_rightly(verify_sample: Callable[..., Any], case: SampleCase) -> bool
 def sampled(tree: DraftTree, p: Tensor, q: Tensor | None, uniforms: Tensor) -> tuple[tuple[tuple[int, ...], int], int]:
     """What the reference rule makes of a tree, and the coins it takes."""
     coins = _Listed(uniforms.clamp(0.0, 1.0 - 2.0**-53))
-    result = rule_for(tree).function(tree, p.tolist(), None if q is None else q.tolist(), CoinChance(coins))
+    rule = RULES["chain"] if q is not None and len(tree.leaves()) == 1 else rule_for(tree)
+    result = rule.function(tree, p.tolist(), None if q is None else q.tolist(), CoinChance(coins))
     return (result.path, result.bonus_token), coins.used
 
 

@@ -65,15 +65,16 @@ GREEDY = [
 ]
 GREEDY.append(GreedyCase((COPIES,), 3, 1, 1, "fp32", 0))
 SAMPLE = [
-    SampleCase(trees, vocab_size, proposal, peak, (100, 40), "fp64", seed)
-    for trees, proposal in (
-        ((TREE, COPIES), "deterministic"),
-        (((-1, 0, 1, 2), (-1, 0, 1)), "iid"),
-        ((TREE, STAR), "iid"),
-        ((TREE, STAR), "without_replacement"),
+    SampleCase(trees, vocab_size, proposal, peak, (100, 40, 170)[: len(trees)], "fp64", seed)
+    for seed in range(12)
+    for trees, vocab_size, proposal, peak in (
+        ((STAR,) * 3, 5, "without_replacement", 0),
+        ((STAR,) * 3, 5, "iid", 0),
+        ((STAR, STAR, COPIES), 3, "deterministic", 0),
+        ((TREE, STAR), 9000, "deterministic", 9 * (seed % 2)),
+        ((STAR, (-1, 0, 1)), 9000, "iid", 9 * (seed % 2)),
     )
-    for vocab_size, peak in ((5, 0), (9000, 9), (9000, 0))
-    for seed in range(6)
+    if vocab_size < 9000 or seed < 4
 ]
 TOPK = [
     TopkCase(2, vocab_size, k, levels, missing, "fp32", seed)
