@@ -74,6 +74,7 @@ class Specialisation:
     kernel: Any
     types: Mapping[str, str]
     constants: Mapping[str, Any]
+    num_warps: int = 4
 
 
 @dataclass(frozen=True)
@@ -135,13 +136,13 @@ def sampling(name: str, step: str, **constants: bool) -> Specialisation:
         **dict.fromkeys(("tokens", "parents", "struck", "bonus_tokens"), "*i64"),
     }
     kernel = getattr(verify_sample, f"{step}_kernel")
-    blocks = {"BLOCK": verify_greedy.VOCAB_BLOCK}
-    if step == "walk":
-        blocks = {"BLOCK": verify_sample.NODE_BLOCK, "VOCAB_BLOCK": verify_greedy.VOCAB_BLOCK}
-    given = {"NUM_STRETCHES": verify_greedy.NUM_STRETCHES, "ACC": tl.float32, **blocks, **constants}
-    return Specialisation(
-        f"sampling, {name}", kernel, {name: kind for name, kind in types.items() if name in kernel.arg_names}, given
-    )
+    named = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+    given = {"NUM_STRETCHES": verify_greedy.NUM_STRETCHES, "ACC": tl.float32, "BLOCK": verify_greedy.VOCAB_BLOCK}
+    if step != "walk":
+        return Specialisation(f"sampling, {name}", kernel, named, {**given, **constants})
+    given |= {"BLOCK": verify_sample.NODE_BLOCK, "VOCAB_BLOCK": verify_greedy.VOCAB_BLOCK}
+    warps = verify_sample.warps_of_walk(constants["HAS_Q"])
+    return Specialisation(f"sampling, {name}", kernel, named, {**given, **constants}, warps)
 
 
 def drafting(name: str, step: str, **constants: int) -> Specialisation:
@@ -216,7 +217,7 @@ def compiled(one: Specialisation, target: GPUTarget) -> Cost:
         constexprs={(names.index(name),): value for name, value in one.constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    made = triton.compile(source, target=target)
+    made = triton.compile(source, target=target, options={"num_warps": one.num_warps})
     registers, spilled = _of_amd(made.asm["amdgcn"]) if target.backend == "hip" else _of_nvidia(made.asm["cubin"])
     return Cost(registers, spilled, made.metadata.shared)
 

@@ -9,16 +9,15 @@
 
 One uniform a decision, taken in the order of the decisions. A chain is a tree of single children.
 
-What m refusals leave of p needs no memory: p_m is (p - share_m q)+ / mass_m, since p_m and q are fixed multiples of
-what they were wherever something is left,
+What m refusals leave of p is held as two numbers. q_m is a multiple of q wherever nothing is struck, so that
 
-    share_m+1 = share_m + mass_m / (sum of q that is not struck),   mass_m = sum of (p - share_m q)+
+    p_m = (p - share_m q)+ / mass_m,  mass_m = sum of (p - share_m q)+,  share_m+1 = share_m + mass_m / (q's sum there)
 
-and zero at refused tokens, where p_m < q_m. Only the sums take a pass over the vocabulary, and only when a second
-sibling is judged; the walk makes it itself, one program a tree, since no other program knows which node is judged.
+and at refused tokens, where p_m was below q_m, nothing is left. Only the sums need a pass over the vocabulary, and only
+once a second sibling is judged. The walk makes it, one program a tree, since none but it knows which node is judged.
 
-Neither p nor an fp32 copy of the logits is ever stored: each pass over the vocabulary reads logits, elsewhere in
-stretches side by side, and sums in fp32 (fp64 for fp64 logits). Four launches, nothing is read on the host.
+Neither p nor an fp32 copy of the logits is ever stored: each pass over the vocabulary reads logits, but for the walk's
+in stretches side by side, and sums in fp32 (fp64 for fp64 logits). Four launches, nothing is read on the host.
 """
 
 from __future__ import annotations
@@ -40,6 +39,11 @@ from specbench.kernels.launch import (
 from specbench.kernels.verify_greedy import stretches_of
 
 NODE_BLOCK = 64  # nodes looked at at once
+
+
+def warps_of_walk(has_q: bool) -> int:
+    """More where one program may pass over the whole vocabulary."""
+    return 8 if has_q else 4
 
 
 class SampleResult(NamedTuple):
@@ -397,6 +401,7 @@ def verify_sample(
         result.path, result.num_accepted, result.num_coins, last_nodes, shares, num_struck, max_depth,
         vocab_size, *strides, uniforms.stride(0), **of_q, STRIKE=without_replacement,
         NUM_STRETCHES=num_stretches, BLOCK=NODE_BLOCK, VOCAB_BLOCK=block, ACC=constants["ACC"],
+        num_warps=warps_of_walk(draft_probs is not None),
     )  # fmt: skip
     masses_kernel[(num_trees, num_stretches)](
         logits, q, temperatures, cu_nodes, tops, sums, struck, last_nodes, shares, num_struck, masses,
