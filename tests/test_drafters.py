@@ -493,7 +493,7 @@ def test_the_automaton_counts_every_substring(seed):
 
 
 def test_what_most_often_followed_the_longest_ending_is_drafted():
-    """7 8 was followed by 1, 2, 1: shares 2/3 and 1/3; then 1 by 7 and by 9: 1/3 each. 8 alone was followed by 5 too."""
+    """7 8 was followed by 1, 2, 1: shares 2/3 and 1/3; then 1 by 7 and by 9: 1/3 each. 8 alone: by 5 too."""
     context = [8, 5, 7, 8, 1, 7, 8, 2, 7, 8, 1, 9, 7, 8]
     tree = draft(SuffixDrafter(num_nodes=3, factor=1.0), context)
     assert tree == DraftTree.of([8, 1, 2, 7], [-1, 0, 0, 1])
