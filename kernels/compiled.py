@@ -24,7 +24,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specbench.kernels import commit_kv, tree_attention, tree_mask, verify_greedy, verify_sample
+from specbench.kernels import commit_kv, draft_topk, tree_attention, tree_mask, verify_greedy, verify_sample
 from specbench.tree import UNUSED
 
 TARGETS = {
@@ -49,6 +49,14 @@ POINTERS: Mapping[str, Mapping[str, str]] = {
         "best": "*fp32",
         **dict.fromkeys(("winner", "cu_nodes", "reached", "path", "num_accepted"), "*i32"),
         **dict.fromkeys(("tokens", "parents", "bonus_tokens"), "*i64"),
+    },
+    "drafting": {
+        **dict.fromkeys(("logits",), "*bf16"),
+        **dict.fromkeys(("best", "tops", "sums", "log_probs", "scores", "new_scores", "tree_scores"), "*fp32"),
+        **dict.fromkeys(
+            ("chosen", "parents", "frontier", "new_parents", "new_frontier", "kept", "tree_parents"), "*i32"
+        ),
+        **dict.fromkeys(("tokens", "child_tokens", "new_tokens", "tree_tokens"), "*i64"),
     },
     "commit": {
         "pointers": "*i64",
@@ -128,23 +136,29 @@ def argmax(dtype: str) -> Specialisation:
     return Specialisation(f"argmax, {dtype}", verify_greedy.argmax_kernel, types, constants)
 
 
-def sampling(step: str, *, has_q: bool) -> Specialisation:
-    """A step of `verify_sample` on bf16 logits."""
+def sampling(name: str, step: str, **constants: bool) -> Specialisation:
+    """A step of `verify_sample`, bf16 logits and q."""
     types = {
         **dict.fromkeys(("logits", "draft_probs"), "*bf16"),
-        **dict.fromkeys(("temperatures", "tops", "sums", "masses", "uniforms"), "*fp32"),
-        **dict.fromkeys(
-            ("cu_nodes", "last_nodes", "sources", "num_struck", "path", "num_accepted", "num_coins"), "*i32"
-        ),
+        **dict.fromkeys(("temperatures", "tops", "sums", "masses", "uniforms", "shares"), "*fp32"),
+        **dict.fromkeys(("cu_nodes", "last_nodes", "num_struck", "path", "num_accepted", "num_coins"), "*i32"),
         **dict.fromkeys(("tokens", "parents", "struck", "bonus_tokens"), "*i64"),
     }
     kernel = getattr(verify_sample, f"{step}_kernel")
-    block = 64 if step == "walk" else verify_greedy.VOCAB_BLOCK
-    constants = {"NUM_STRETCHES": verify_greedy.NUM_STRETCHES, "BLOCK": block, "ACC": tl.float32}
-    if step != "sums":
-        constants["HAS_Q"] = has_q
     named = {name: kind for name, kind in types.items() if name in kernel.arg_names}
-    return Specialisation(f"sampling, {step}{', q' * has_q}", kernel, named, constants)
+    given = {"NUM_STRETCHES": verify_greedy.NUM_STRETCHES, "ACC": tl.float32, "BLOCK": verify_greedy.VOCAB_BLOCK}
+    if step != "walk":
+        return Specialisation(f"sampling, {name}", kernel, named, {**given, **constants})
+    given |= {"BLOCK": verify_sample.NODE_BLOCK, "VOCAB_BLOCK": verify_greedy.VOCAB_BLOCK}
+    warps = verify_sample.warps_of_walk(constants["HAS_Q"])
+    return Specialisation(f"sampling, {name}", kernel, named, {**given, **constants}, warps)
+
+
+def drafting(name: str, step: str, **constants: int) -> Specialisation:
+    """A step of `draft_topk`, bf16 logits and fp32 scores."""
+    kernel = getattr(draft_topk, f"{step}_kernel")
+    types = {name: kind for name, kind in POINTERS["drafting"].items() if name in kernel.arg_names}
+    return Specialisation(f"drafting, {name}", kernel, types, constants)
 
 
 def commit(page: int) -> Specialisation:
@@ -187,8 +201,16 @@ SPECIALISATIONS: Sequence[Specialisation] = (
     Specialisation(
         "walk", verify_greedy.walk_kernel, POINTERS["walk"], {"NUM_STRETCHES": verify_greedy.NUM_STRETCHES, "BLOCK": 64}
     ),
-    sampling("sums", has_q=False),
-    *(sampling(step, has_q=has_q) for step in ("walk", "masses", "draw") for has_q in (False, True)),
+    sampling("sums", "sums"),
+    sampling("walk", "walk", HAS_Q=False, STRIKE=False),
+    sampling("walk, q", "walk", HAS_Q=True, STRIKE=False),
+    sampling("walk, q without replacement", "walk", HAS_Q=True, STRIKE=True),
+    *(sampling(f"{step}{', q' * has_q}", step, HAS_Q=has_q) for step in ("masses", "draw") for has_q in (False, True)),
+    drafting("best of a block", "block", BLOCK=verify_greedy.VOCAB_BLOCK),
+    drafting("best of 64 blocks, 8 each", "merge", BLOCKS=64, BLOCK=512),
+    drafting("128 children", "expand", UNUSED=UNUSED, BLOCK=128),
+    drafting("keep", "keep", BLOCK=draft_topk.BLOCK),
+    drafting("select", "select", UNUSED=UNUSED, BLOCK=draft_topk.BLOCK),
     commit(0),
     commit(16),
 )

@@ -16,6 +16,7 @@ from specbench.reference.drafters.model import ModelDrafter, self_drafter
 from specbench.reference.drafters.ngram import NGramDrafter
 from specbench.reference.drafters.sampled import SampledDrafter
 from specbench.reference.drafters.scripted import RoundScript, ScriptedDrafter, play
+from specbench.reference.drafters.suffix import SuffixAutomaton, SuffixDrafter
 from specbench.reference.drafters.trie import TrieBuilder
 from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
 from specbench.reference.verify.chance import inverse_cdf
@@ -467,3 +468,76 @@ def test_drawing_drafters_stay_within_both_budgets(max_nodes, max_depth):
 def test_a_drafter_that_draws_nothing_is_refused():
     with pytest.raises(ValueError, match="this drafter draws"):
         SampledDrafter(MODEL, proposal="deterministic")
+
+
+# ---- suffix lookup
+
+
+def occurrences(part: list[int], text: list[int]) -> int:
+    return sum(text[start : start + len(part)] == part for start in range(len(text) - len(part) + 1))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_automaton_counts_every_substring(seed):
+    text = [random.Random(seed).randrange(3) for _ in range(24)]
+    automaton = SuffixAutomaton()
+    for length, token in enumerate(text, start=1):
+        automaton.append(token)
+        parts = {tuple(text[start:end]) for end in range(1, length + 1) for start in range(end)}
+        for part in parts:
+            state = 0
+            for one in part:
+                state = automaton.states[state].following[one]
+            assert automaton.states[state].count == occurrences(list(part), text[:length])
+    assert len(automaton.states) <= 2 * len(text)
+
+
+def test_what_most_often_followed_the_longest_ending_is_drafted():
+    """7 8 was followed by 1, 2, 1: shares 2/3 and 1/3; then 1 by 7 and by 9: 1/3 each. 8 alone: by 5 too."""
+    context = [8, 5, 7, 8, 1, 7, 8, 2, 7, 8, 1, 9, 7, 8]
+    tree = draft(SuffixDrafter(num_nodes=3, factor=1.0), context)
+    assert tree == DraftTree.of([8, 1, 2, 7], [-1, 0, 0, 1])
+
+
+def test_a_draft_is_no_deeper_than_the_ending_allows():
+    context = [1, 2, 3, 4, 5, 6, 1, 2]
+    assert draft(SuffixDrafter(factor=1.0), context) == chain([2, 3, 4])
+    assert draft(SuffixDrafter(factor=2.0), context) == chain([2, 3, 4, 5, 6])
+    assert draft(SuffixDrafter(factor=2.0, min_match=3), context) == root_only(2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_suffix_drafts_are_the_likeliest_by_counting(seed):
+    """Every drafted node has its score by counting substrings, and no likelier one was left out."""
+    randomly = random.Random(seed)
+    context = [randomly.randrange(3) for _ in range(30)]
+    tree = draft(SuffixDrafter(num_nodes=5, gamma=3, least_score=0.0), context)
+    length = max(size for size in range(30) if size == 0 or occurrences(context[-size:], context) > 1)
+    ending = context[len(context) - length :]
+
+    def score(path: tuple[int, ...]) -> float:
+        product = 1.0
+        for idx in range(len(path)):
+            before = [*ending, *path[:idx]]
+            total = sum(occurrences([*before, token], context) for token in range(3))
+            product *= occurrences([*before, path[idx]], context) / total if total else 0.0
+        return product
+
+    drafted = [tuple(tree.path_tokens(node)[1:]) for node in range(1, tree.num_nodes)]
+    depth = min(3, 2 * length)
+    every = [(one, *rest) for one in range(3) for rest in [(), *((x,) for x in range(3))]]
+    every += [(one, two, three) for one in range(3) for two in range(3) for three in range(3)]
+    scores = sorted((score(path) for path in every if len(path) <= depth and score(path) > 0), reverse=True)
+    assert sorted((score(path) for path in drafted), reverse=True) == pytest.approx(scores[:5])
+
+
+@pytest.mark.parametrize("name", ["num_nodes", "gamma", "min_match"])
+def test_a_suffix_drafter_of_nothing_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} = 0 must be >= 1"):
+        SuffixDrafter(**{name: 0})
+
+
+def test_a_suffix_drafter_starts_over_with_another_text():
+    one = SuffixDrafter()
+    draft(one, [1, 2, 1, 2, 1])
+    assert draft(one, [3, 4, 3]) == draft(SuffixDrafter(), [3, 4, 3]) == chain([3, 4, 3])

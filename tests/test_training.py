@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 from specbench.protocols import SeededCoins
+from specbench.reference.decoder import Decoder
 from specbench.reference.drafters.growth import Static
 from specbench.reference.drafters.heads import HeadsConfig, HeadsDrafter, MarkovHeads
 from specbench.reference.drafters.layers import DraftLayers, LayersConfig, LayersDrafter, _LayersLaw
+from specbench.reference.drafters.trained import load_drafter
 from specbench.reference.model import LlamaConfig, tiny_llama
 from specbench.training.fit import Recipe, accuracies, columns_of, fit, heads_laws, layers_laws, loss_of
+from specbench.training.open_prompts import digest, open_prompts
 from specbench.training.texts import Text, frequent_ids, read_texts, write_states, write_texts
+from specbench.training.train import KINDS, accuracy_table, train
 from specbench.types import GREEDY
 
 CONFIG = LlamaConfig(
@@ -222,3 +226,68 @@ def test_a_trained_drafter_drafts_what_it_learnt():
     tokens = TEXTS[0].tokens.tolist()
     tree = drafter.draft(tokens[:5], max_nodes=3, max_depth=3, sampling=GREEDY, coins=SeededCoins(0))
     assert tree.token_list[1] == int(TEXTS[0].labels[4])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_drafter_is_trained_written_and_read(kind, hf_model, tmp_path: Path):
+    """On a few texts of a tiny target, which it learns by heart; whatever it drafts, the output is plain decoding's."""
+    prompts = [[3, 1, idx % 13] for idx in range(8)]
+    write_texts(hf_model, prompts, tmp_path / "texts", num_new=8, eos_token_ids=[], pad_token_id=0, temperatures=(0.0,))
+    write_states(MODEL, tmp_path / "texts")
+    recipe = Recipe(num_steps=150, rate=1e-2, warm_up=5)
+    told = train(MODEL, tmp_path / "texts", tmp_path / kind, kind=kind, recipe=recipe, num_ids=13, depth=3)
+    assert (told["num_texts"], told["num_held_back"]) == (7, 1)
+    assert sorted(one.name for one in (tmp_path / kind).iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "training.json",
+        "training.safetensors",
+    ]
+    drafter = load_drafter(tmp_path / kind, MODEL)
+    rounds = []
+    for prompt in prompts[1:]:
+        answer = Decoder(MODEL, drafter).generate(prompt, max_new_tokens=8)
+        assert list(answer.tokens) == plain(prompt, 8)
+        rounds += answer.rounds
+    assert sum(len(one.emitted) for one in rounds) / len(rounds) > 1.5
+
+
+def plain(prompt: list[int], num: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(num):
+        tokens.append(int(MODEL.logits(tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_the_table_adds_ranks_up():
+    told = accuracy_table([[0.5, 0.2, 0.1] + [0.01] * 7, [0.25] + [0.0] * 9])
+    assert told == "depth  first  of 3  of 10\n    1  0.500  0.800  0.870\n    2  0.250  0.250  0.250"
+
+
+def test_open_prompts_are_many_different_and_seeded():
+    assert len(set(open_prompts(1800))) == 1800
+    assert open_prompts(5, seed=1) == open_prompts(5, seed=1) != open_prompts(5, seed=2)
+    with pytest.raises(ValueError, match=r"num = 1801 must be between 1 and 1800 \(open prompts\)"):
+        open_prompts(1801)
+
+
+def test_a_question_of_spec_bench_is_refused(monkeypatch: pytest.MonkeyPatch):
+    held_out = Path("specbench/training/held_out.txt").read_text("utf-8").split()
+    assert len(held_out) == 560
+    monkeypatch.setattr("specbench.training.open_prompts.digest", lambda text: held_out[7])
+    with pytest.raises(ValueError, match="is a question of Spec-Bench: who learns it proves nothing"):
+        open_prompts(1)
+
+
+def test_a_digest_is_of_words_alone():
+    """sha256(b"a b c")."""
+    assert digest("A  b, C!") == "0e9f64031fcb2bc7"
+
+
+def test_a_kind_and_texts_that_do_not_fit_are_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="kind = 'medusa' must be one of heads, heads-independent"):
+        train(MODEL, tmp_path, tmp_path, kind="medusa", recipe=Recipe(1))
+    with pytest.raises(
+        ValueError, match=r"has no config\.json: it must be a folder that specbench train-drafter wrote"
+    ):
+        load_drafter(tmp_path, MODEL)

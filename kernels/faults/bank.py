@@ -358,7 +358,7 @@ _SAMPLE = [
         "residual_is_p",
         "verify_sample",
         "after a refusal the token is drawn from p itself",
-        (("weight = tl.maximum(weight - q, 0.0)", "weight = weight"),),
+        (("weight -= share * q", "weight -= 0.0 * q"),),
     ),
     KernelFault(
         "one_coin",
@@ -375,19 +375,19 @@ _SAMPLE = [
         "struck_mass_stays",
         "verify_sample",
         "what is left of p after a refusal is not normalised",
-        (("mass_left -= p", "mass_left -= 0.0 * p"),),
+        (("p_left -= p", "p_left -= 0.0 * p"),),
     ),
     KernelFault(
         "struck_may_be_drawn",
         "verify_sample",
         "a refused child may still be drawn",
-        (("for idx in range(num_struck):", "for idx in range(num_struck * 0):"),),
+        (("tl.store(num_struck + tree, refused)", "tl.store(num_struck + tree, refused * 0)"),),
     ),
     KernelFault(
         "copy_has_its_chance",
         "verify_sample",
         "a copy of a refused sibling is tried again",
-        (("p = tl.where(again > 0, 0.0, p)", "p = tl.where(again > 99, 0.0, p)"),),
+        (("is_struck(struck + start, refused, token)", "is_struck(struck + start, refused * 0, token)"),),
     ),
     KernelFault(
         "q_of_the_child",
@@ -398,6 +398,63 @@ _SAMPLE = [
                 "q = tl.load(draft_probs + row * q_stride + token).to(ACC)",
                 "q = tl.load(draft_probs + (start + child) * q_stride + token).to(ACC)",
             ),
+        ),
+    ),
+    KernelFault(
+        "q_of_a_leaf",
+        "verify_sample",
+        "q is multiplied by zero where nothing was drawn from it",
+        (("token < tl.where(share > 0, end, 0)", "token < end"),),
+    ),
+    KernelFault(
+        "residual_not_normalised",
+        "verify_sample",
+        "what refused siblings left of p is not normalised",
+        (("p_left = new_p_left", "p_left = 1.0 + 0.0 * new_p_left"),),
+    ),
+    KernelFault(
+        "residual_of_the_first",
+        "verify_sample",
+        "all later siblings are judged by what the first refusal left",
+        (("if next_share > share:", "if (next_share > share) & (share == 0.0):"),),
+    ),
+    KernelFault(
+        "siblings_judged_by_p",
+        "verify_sample",
+        "every sibling is judged by p itself",
+        (("p = tl.maximum(p - share * q, 0.0)", "p = p_left * p"),),
+    ),
+    KernelFault(
+        "drawn_from_the_first_residual",
+        "verify_sample",
+        "the token is drawn from what the first refusal left, however many there were",
+        (("tl.store(shares + tree, next_share)", "tl.store(shares + tree, tl.minimum(next_share, 1.0))"),),
+    ),
+    KernelFault(
+        "q_keeps_the_refused",
+        "verify_sample",
+        "q is not conditioned on the refused siblings",
+        (("STRIKE=without_replacement", "STRIKE=False"),),
+    ),
+    KernelFault(
+        "q_always_conditioned",
+        "verify_sample",
+        "siblings that were drawn independently are judged as if drawn without replacement",
+        (("STRIKE=without_replacement", "STRIKE=True"),),
+    ),
+    KernelFault(
+        "siblings_backwards",
+        "verify_sample",
+        "the last sibling is judged first",
+        (
+            ("tried = node  # children", "tried = num_nodes  # children"),
+            ("child = num_nodes\n", "child = num_nodes * 0 - 1\n"),
+            ("(other > tried)", "(other < tried)"),
+            (
+                "tl.minimum(child, tl.min(tl.where(fits, other, num_nodes), axis=0))",
+                "tl.maximum(child, tl.max(tl.where(fits, other, -1), axis=0))",
+            ),
+            ("looks = child < num_nodes", "looks = child >= 0"),
         ),
     ),
     KernelFault(
@@ -421,6 +478,148 @@ _SAMPLE = [
                 "hit = tl.min(stretches, axis=0)",
             ),
         ),
+    ),
+]
+_DRAFT = [
+    KernelFault(
+        "highest_of_equals",
+        "draft_topk",
+        "of equal logits the highest id comes first",
+        (
+            (
+                "return_indices=True)  # the lowest of equals",
+                "return_indices=True)\n        at = tl.max(tl.where(left == top, ids, -1), axis=0)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "last_ids_left_out",
+        "draft_topk",
+        "the last, partial block of ids is not searched",
+        (("num_blocks = triton.cdiv(vocab_size, block)", "num_blocks = max(1, vocab_size // block)"),),
+    ),
+    KernelFault(
+        "first_block_decides",
+        "draft_topk",
+        "the best of the first block are taken for those of the row",
+        (("mask=entries < num_blocks * k", "mask=entries < k"),),
+    ),
+    KernelFault(
+        "one_too_few",
+        "draft_topk",
+        "a block offers one token less than is asked for",
+        (
+            (
+                "tl.store(best + where * k + rank, top)",
+                'tl.store(best + where * k + rank, tl.where(rank < k - 1, top, float("-inf")))',
+            ),
+        ),
+    ),
+    KernelFault(
+        "taken_again",
+        "draft_topk",
+        "a token that was taken is not put aside",
+        (('left = tl.where(entries == at, float("-inf"), left)', "left = tl.where(entries == at, left, left)"),),
+    ),
+    KernelFault(
+        "no_normaliser",
+        "draft_topk",
+        "logits less their maximum are taken for log-probabilities",
+        (("value - shift - tl.log(tl.where(total > 0, total, 1.0))", "value - shift"),),
+    ),
+    KernelFault(
+        "sums_without_rescale",
+        "draft_topk",
+        "sums of blocks are added up though they count from different maxima",
+        (("total = tl.sum(part * tl.exp(top - shift), axis=0)", "total = tl.sum(part, axis=0)"),),
+    ),
+    KernelFault(
+        "narrow_exponentials",
+        "draft_topk",
+        "exponentials are rounded to half precision",
+        (
+            (
+                "tl.sum(tl.exp(value - shift), axis=0)",
+                "tl.sum(tl.exp(value - shift).to(tl.float16).to(value.dtype), axis=0)",
+            ),
+        ),
+    ),
+    KernelFault(
+        "nan_is_passed_over",
+        "draft_topk",
+        "a row that holds NaN is drafted from",
+        (('tl.where(total == total, log_prob, float("nan"))', "tl.where(total == total, log_prob, log_prob)"),),
+    ),
+    KernelFault(
+        "score_of_the_parent",
+        "draft_topk",
+        "a node's score is its own log-probability alone",
+        (
+            (
+                'score = tl.load(scores + old + parent, mask=has_parent, other=float("-inf"))',
+                'score = tl.where(has_parent, 0.0, float("-inf")).to(new_scores.dtype.element_ty)',
+            ),
+        ),
+    ),
+    KernelFault(
+        "frontier_by_own",
+        "draft_topk",
+        "the next frontier is chosen by a node's own log-probability",
+        (
+            (
+                'left = tl.where(is_node, score, float("-inf"))',
+                "own = tl.load(log_probs + tree * num_children + child, mask=is_node, other=0.0)\n"
+                '    left = tl.where(is_node, own, float("-inf"))',
+            ),
+        ),
+    ),
+    KernelFault(
+        "frontier_of_the_level",
+        "draft_topk",
+        "the next frontier is counted from the level's first child",
+        (('tl.where(top > float("-inf"), num_old + at, UNUSED)', 'tl.where(top > float("-inf"), at, UNUSED)'),),
+    ),
+    KernelFault(
+        "parent_in_the_frontier",
+        "draft_topk",
+        "a child's parent is a place in the frontier, not a column",
+        (("tl.where(is_node, parent, UNUSED)", "tl.where(is_node, place, UNUSED)"),),
+    ),
+    KernelFault(
+        "frontier_of_the_first_tree",
+        "draft_topk",
+        "all trees expand the first one's frontier",
+        (("tl.load(frontier + tree * frontier_len + place,", "tl.load(frontier + place,"),),
+    ),
+    KernelFault(
+        "child_before_its_parent",
+        "draft_topk",
+        "of equal scores the last one is kept, a child without its parent",
+        (("(other[None, :] < node[:, None])\n        )", "(other[None, :] > node[:, None])\n        )"),),
+    ),
+    KernelFault(
+        "root_not_counted",
+        "draft_topk",
+        "the root's row is taken off the budget twice",
+        (("(num_before < max_nodes)", "(num_before < max_nodes - 1)"),),
+    ),
+    KernelFault(
+        "parents_not_renumbered",
+        "draft_topk",
+        "parents still name columns of candidates",
+        (("tl.where(parent < 0, parent, parent_row)", "parent"),),
+    ),
+    KernelFault(
+        "last_row_unwritten",
+        "draft_topk",
+        "the last row is left as it was found",
+        (("(node < max_nodes)", "(node < max_nodes - 1)"),),
+    ),
+    KernelFault(
+        "nan_is_dropped",
+        "draft_topk",
+        "a tree from which NaN was dropped looks like any other",
+        (("(tl.max(num_nan, axis=0) > 0)", "(tl.max(num_nan, axis=0) > 999)"),),
     ),
 ]
 _COMMIT = [
@@ -563,4 +762,6 @@ _ROUND = [
     ),
 ]
 
-FAULTS: dict[str, KernelFault] = {one.id: one for one in (*_ATTENTION, *_MASK, *_GREEDY, *_SAMPLE, *_COMMIT, *_ROUND)}
+FAULTS: dict[str, KernelFault] = {
+    one.id: one for one in (*_ATTENTION, *_MASK, *_GREEDY, *_SAMPLE, *_DRAFT, *_COMMIT, *_ROUND)
+}

@@ -15,6 +15,7 @@ from specbench.reference.drafters.layers import DraftLayers, LayersConfig, Layer
 from specbench.reference.drafters.model import ModelDrafter, self_drafter
 from specbench.reference.drafters.ngram import NGramDrafter
 from specbench.reference.drafters.sampled import SampledDrafter
+from specbench.reference.drafters.suffix import SuffixDrafter
 from specbench.reference.model import LlamaModel
 
 
@@ -48,6 +49,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "early_exit": _early_exit,
     "ngram": lambda model: NGramDrafter(gamma=6, width=3),
     "ngram_chain": lambda model: NGramDrafter(gamma=6, width=1),
+    "suffix": lambda model: SuffixDrafter(),
     "caching": CachingDrafter,
     "heads": _heads,
     "feature": layers_drafter,
@@ -58,4 +60,4 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
 # Those that draft what the model itself says, so that a decoder over the same model accepts everything.
 SELF_DRAFTERS = ("self_chain", "self_tree", "caching")
 # Those that look up what has followed the last tokens earlier in the text.
-LOOKUP_DRAFTERS = ("ngram", "ngram_chain")
+LOOKUP_DRAFTERS = ("ngram", "ngram_chain", "suffix")

@@ -2,3 +2,5 @@
 
 Nothing of a benchmark is in the texts: prompts come from `open_prompts`, checked against Spec-Bench's by hash.
 """
+
+KINDS = ("heads", "heads-independent", "feature", "small-model")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specbench.suites.kernels import DEVICE
-from specbench.tree import UNUSED, DraftTree
+from specbench.tree import PROPOSALS, UNUSED, DraftTree, Proposal
 from specbench.types import DTYPES
 
 BLOCK = 64  # rows that kernels take at once: prefixes and trees are drawn around it
@@ -206,12 +206,12 @@ def greedy_cases(draw: st.DrawFn) -> GreedyCase:
 
 @dataclass(frozen=True)
 class SampleCase:
-    """is_drawn: chains whose drafts come from q; else trees of chosen drafts. peak: by how much the first ids lead, the
-    drafts among them. temperatures: in hundredths."""
+    """proposal: how drafts came from q, or "deterministic" for chosen ones, without q. peak: by how much the first ids
+    lead, the drafts among them. temperatures: in hundredths."""
 
     trees: tuple[tuple[int, ...], ...]
     vocab_size: int
-    is_drawn: bool
+    proposal: Proposal
     peak: int
     temperatures: tuple[int, ...]
     dtype: str
@@ -220,12 +220,25 @@ class SampleCase:
     @property
     def drafts(self) -> list[DraftTree]:
         generator = torch.Generator().manual_seed(self.seed)
-        most = min(4, self.vocab_size)
-        return [DraftTree.of(torch.randint(most, (len(one),), generator=generator).tolist(), one) for one in self.trees]
+        _, draft_probs, _ = self.tensors
+        trees, row = [], 0
+        for parents in self.trees:
+            tokens = torch.randint(min(4, self.vocab_size), (len(parents),), generator=generator)
+            for node in range(len(parents) if draft_probs is not None else 0):
+                children = [child for child, parent in enumerate(parents) if parent == node]
+                if children:
+                    # More siblings than there are tokens: copies, which no rule forbids.
+                    again = self.proposal == "iid" or len(children) > self.vocab_size
+                    q = draft_probs[row + node]
+                    tokens[children] = q.multinomial(len(children), replacement=again, generator=generator)
+            trees.append(DraftTree(tokens, torch.tensor(parents), proposal=self.proposal))
+            row += len(parents)
+        return trees
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor | None, Tensor]:
-        """logits [R, V], draft_probs float64 [R, V] or None, uniforms float64 [B, max_nodes]."""
+        """logits [R, V], draft_probs float64 [R, V] or None, uniforms float64 [B, max_nodes]. Behind the rows' ends
+        NaN, and in the q of nodes without children."""
         generator = torch.Generator().manual_seed(self.seed + 1)
         num_rows = sum(len(one) for one in self.trees)
         both = torch.randn(2, num_rows, self.vocab_size, generator=generator, dtype=torch.float64)
@@ -233,23 +246,108 @@ class SampleCase:
         uniforms = torch.rand(
             len(self.trees), max(len(one) for one in self.trees), generator=generator, dtype=torch.float64
         )
-        logits = (2 * both[0]).to(DTYPES[self.dtype])
-        return logits, both[1].softmax(-1) if self.is_drawn else None, uniforms
+        if self.proposal == "deterministic":
+            return beside_nan((2 * both[0]).to(DTYPES[self.dtype])), None, uniforms
+        # A q more peaked than p: siblings are often refused, and what is left of p is not far from what is left of q.
+        is_inner = torch.tensor([node in one for one in self.trees for node in range(len(one))])
+        q = (2 * both[1]).softmax(-1).where(is_inner[:, None], torch.nan)
+        return beside_nan(both[0].to(DTYPES[self.dtype])), beside_nan(q), uniforms
+
+
+def beside_nan(rows: Tensor) -> Tensor:
+    """The same rows [R, V] with NaN between them in memory."""
+    return torch.cat([rows, torch.full_like(rows[:, :1], torch.nan).expand(-1, 5)], dim=1)[:, : rows.shape[1]]
 
 
 @st.composite
 def sample_cases(draw: st.DrawFn) -> SampleCase:
-    is_drawn = draw(st.booleans())
     trees = draw(st.lists(shapes(rare=()), min_size=1, max_size=3))
-    if is_drawn:
-        trees = [tuple(range(-1, len(one) - 1)) for one in trees]
     return SampleCase(
         trees=tuple(trees),
         vocab_size=draw(st.sampled_from(VOCABS)),
-        is_drawn=is_drawn,
+        proposal=draw(st.sampled_from(PROPOSALS)),
         peak=draw(st.sampled_from([0, 5, 9])),
         temperatures=tuple(draw(st.sampled_from([30, 100, 170])) for _ in trees),
         dtype=draw(st.sampled_from(["fp64", *DTYPES])),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@dataclass(frozen=True)
+class TopkCase:
+    """levels: so many different logits, hence ties. missing: of ten tokens so many have the logit -inf."""
+
+    num_rows: int
+    vocab_size: int
+    k: int
+    levels: int
+    missing: int
+    dtype: str
+    seed: int
+
+    @property
+    def logits(self) -> Tensor:
+        """float [R, V], NaN between the rows in memory."""
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (self.num_rows, self.vocab_size)
+        rows = torch.randint(self.levels, shape, generator=generator) * (9.0 / self.levels)
+        rows[torch.randint(10, shape, generator=generator) < self.missing] = -torch.inf
+        return beside_nan(rows.to(DTYPES[self.dtype]))
+
+
+@st.composite
+def topk_cases(draw: st.DrawFn) -> TopkCase:
+    return TopkCase(
+        num_rows=draw(st.integers(1, 3)),
+        vocab_size=draw(st.sampled_from(VOCABS)),
+        k=draw(st.sampled_from([1, 2, 3, 5, 8, 17])),
+        levels=draw(st.sampled_from([1, 2, 50, 10**6])),
+        missing=draw(st.sampled_from([0, 0, 5, 9, 10])),
+        dtype=draw(st.sampled_from([*DTYPES])),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@dataclass(frozen=True)
+class GrowthCase:
+    """Trees that grow for `depth` levels. levels: so many different log-probabilities, multiples of 1/8, whose sums are
+    exact; hence ties. missing, bad: of twenty children so many have none, or NaN."""
+
+    num_trees: int
+    depth: int
+    k: int
+    width: int
+    max_nodes: int
+    levels: int
+    missing: int
+    bad: int
+    dtype: str
+    seed: int
+
+    def children(self, level: int, frontier_len: int) -> tuple[Tensor, Tensor]:
+        """tokens int64 [B, F, k], -1 where no child is, as `draft_topk` has it; log_probs float [B, F, k]."""
+        generator = torch.Generator().manual_seed(self.seed + level)
+        shape = (self.num_trees, frontier_len, self.k)
+        log_probs = -torch.randint(self.levels, shape, generator=generator).to(DTYPES[self.dtype]) / 8
+        fate = torch.randint(20, shape, generator=generator)
+        log_probs[fate < self.missing] = -torch.inf
+        log_probs[fate >= 20 - self.bad] = torch.nan
+        tokens = torch.randint(9, shape, generator=generator)
+        return tokens.where(log_probs.isfinite(), -1), log_probs
+
+
+@st.composite
+def growth_cases(draw: st.DrawFn) -> GrowthCase:
+    return GrowthCase(
+        num_trees=draw(st.integers(1, 2)),
+        depth=draw(st.integers(1, 3)),
+        k=draw(st.sampled_from([1, 2, 3, 5])),
+        width=draw(st.sampled_from([1, 2, 3, 6])),
+        max_nodes=draw(st.sampled_from([1, 2, 3, 7, 16, 65])),
+        levels=draw(st.sampled_from([1, 2, 5, 1000])),
+        missing=draw(st.sampled_from([0, 0, 3, 15, 20])),
+        bad=draw(st.sampled_from([0, 0, 0, 1])),
+        dtype=draw(st.sampled_from(["fp64", "fp32"])),
         seed=draw(st.integers(0, 2**16)),
     )
 

@@ -3,7 +3,8 @@ computation shows in the same dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,16 @@ from specbench.compare import exact_bound, max_error, measured_bound, rms_error,
 from specbench.kernels.tree_mask import unpack_mask
 from specbench.reference import attention as twin
 from specbench.reference.attention import ancestors
-from specbench.reference.verify import RULES, CoinChance, greedy_walk
+from specbench.reference.drafters import scored
+from specbench.reference.verify import RULES, CoinChance, greedy_walk, rule_for
 from specbench.suites.kernels import DEVICE
 from specbench.suites.kernels.cases import (
     AttentionCase,
     CommitCase,
     GreedyCase,
+    GrowthCase,
     SampleCase,
+    TopkCase,
     arguments,
     buffers_of,
     on_device,
@@ -178,17 +182,19 @@ def samples_rightly(verify_sample: Callable[..., Any], case: SampleCase) -> bool
     trees, (logits, draft_probs, uniforms) = case.drafts, case.tensors
     temperatures = torch.tensor(case.temperatures, dtype=torch.float64) / 100
     sizes = [one.num_nodes for one in trees]
-    result = verify_sample(
-        logits.to(DEVICE),
-        torch.cat([one.tokens for one in trees]).to(DEVICE),
-        torch.cat([one.parents for one in trees]).to(DEVICE),
-        uniforms.to(DEVICE),
-        temperatures.to(DEVICE),
-        cu_nodes=boundaries(sizes),
-        max_nodes=max(sizes),
-        max_depth=max(int(one.depth.max()) for one in trees),
-        draft_probs=None if draft_probs is None else draft_probs.to(DEVICE),
-    )
+    with poisoned_memory():
+        result = verify_sample(
+            logits.to(DEVICE),
+            torch.cat([one.tokens for one in trees]).to(DEVICE),
+            torch.cat([one.parents for one in trees]).to(DEVICE),
+            uniforms.to(DEVICE),
+            temperatures.to(DEVICE),
+            cu_nodes=boundaries(sizes),
+            max_nodes=max(sizes),
+            max_depth=max(int(one.depth.max()) for one in trees),
+            draft_probs=None if draft_probs is None else draft_probs.to(DEVICE),
+            without_replacement=case.proposal == "without_replacement",
+        )
     slack = 0.0 if case.dtype == "fp64" else 1e-4
     row = 0
     for idx, tree in enumerate(trees):
@@ -206,9 +212,75 @@ def samples_rightly(verify_sample: Callable[..., Any], case: SampleCase) -> bool
 def sampled(tree: DraftTree, p: Tensor, q: Tensor | None, uniforms: Tensor) -> tuple[tuple[tuple[int, ...], int], int]:
     """What the reference rule makes of a tree, and the coins it takes."""
     coins = _Listed(uniforms.clamp(0.0, 1.0 - 2.0**-53))
-    rule = RULES["deterministic" if q is None else "chain"]
+    rule = RULES["chain"] if q is not None and len(tree.leaves()) == 1 else rule_for(tree)
     result = rule.function(tree, p.tolist(), None if q is None else q.tolist(), CoinChance(coins))
     return (result.path, result.bonus_token), coins.used
+
+
+def topk_differences(draft_topk: Callable[..., Any], case: TopkCase) -> list[str]:
+    """What differs: tokens exactly, log-probabilities by more than rounding does."""
+    logits = case.logits
+    with poisoned_memory():
+        tokens, log_probs = (one.cpu() for one in draft_topk(logits.to(DEVICE), case.k))
+    right_tokens, right = scored.draft_topk(logits, case.k)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    if not torch.equal(tokens, right_tokens) or not torch.equal(log_probs.isneginf(), right.isneginf()):
+        return [f"tokens are {tokens.tolist()}, must be {right_tokens.tolist()}"]
+    is_token = right.isfinite()
+    bound, error = exact_bound(scale_of(right)), max_error(log_probs, right)
+    if wide != torch.float64:
+        eager = logits.to(wide).log_softmax(-1).gather(1, right_tokens.clamp(min=0))
+        plain = rms_error(eager[is_token], right[is_token])
+        # Logits are of order one, as is what is left of a sum when most of it is gone.
+        bound = measured_bound(plain, max(1.0, scale_of(right)), wide, pooled=True)
+        error = rms_error(log_probs[is_token], right[is_token])
+    return [] if error <= bound.value else [str(Difference("log_probs", error, bound.value, bound.source))]
+
+
+def tells_no_law(draft_topk: Callable[..., Any]) -> bool:
+    """Whether a row that holds NaN or inf anywhere is NaN and -1 all along, and the rows beside it are not."""
+    logits = torch.zeros(4, 9000)
+    logits[1, 8999], logits[2, 0] = torch.nan, torch.inf
+    tokens, log_probs = draft_topk(logits.to(DEVICE), 2)
+    is_bad = [[False] * 2, [True] * 2, [True] * 2, [False] * 2]
+    return log_probs.isnan().tolist() == is_bad and (tokens == -1).tolist() == is_bad
+
+
+def grows_rightly(drafting: Any, case: GrowthCase) -> bool:
+    """Whether each level's candidates and frontier, and the trees selected in the end, are the twin's, exactly.
+    drafting: a module with `roots`, `expand` and `select`."""
+    dtype = DTYPES[case.dtype]
+    with poisoned_memory():
+        grown, frontier = drafting.roots(torch.arange(case.num_trees, device=DEVICE), dtype=dtype)
+    right, right_frontier = tuple(one.cpu() for one in grown), frontier.cpu()
+    for level in range(case.depth):
+        children = case.children(level, frontier.shape[1])
+        with poisoned_memory():
+            grown, frontier = drafting.expand(grown, frontier, *(one.to(DEVICE) for one in children), width=case.width)
+        right, right_frontier = scored.expand(right, right_frontier, *children, width=case.width)
+        if not all(same(mine, one) for mine, one in zip((*grown, frontier), (*right, right_frontier), strict=True)):
+            return False
+    with poisoned_memory():
+        trees = drafting.select(grown, max_nodes=case.max_nodes)
+    return all(map(same, trees, scored.select(right, max_nodes=case.max_nodes)))
+
+
+def same(mine: Tensor, right: Tensor) -> bool:
+    """Equal in shape and values, NaN where NaN must be."""
+    return mine.shape == right.shape and torch.equal(
+        mine.cpu().nan_to_num(nan=99), right.to(mine.dtype).nan_to_num(nan=99)
+    )
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """New tensors hold NaN and the largest integers until they are written."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 class _Listed:

@@ -15,19 +15,29 @@ from types import ModuleType
 import pytest
 import torch
 
-from specbench.kernels import commit_kv, round, tree_attention, tree_mask, verify_greedy, verify_sample
+from specbench.kernels import commit_kv, draft_topk, round, tree_attention, tree_mask, verify_greedy, verify_sample
 from specbench.kernels.faults.bank import FAULTS
 from specbench.kernels.faults.fault import planted
-from specbench.suites.kernels.cases import AttentionCase, CommitCase, GreedyCase, SampleCase
+from specbench.suites.kernels.cases import (
+    AttentionCase,
+    CommitCase,
+    GreedyCase,
+    GrowthCase,
+    SampleCase,
+    TopkCase,
+)
 from specbench.suites.kernels.comparisons import (
     asked_of,
     attention_differences,
     decodes_fp8,
     finds_far_pages,
+    grows_rightly,
     masks_rightly,
     moves_rightly,
     samples_rightly,
     tells_nan,
+    tells_no_law,
+    topk_differences,
     walks_rightly,
 )
 from specbench.suites.kernels.rounds import rounds_rightly
@@ -35,6 +45,7 @@ from specbench.tree import UNUSED
 
 TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 5)
 SECOND = (-1, 0, 1, 1, 0)
+STAR = (-1, 0, 0, 0, 0)
 COPIES = (-1, 0, 0, 2, 2, 4)  # of one token: the first child of the root has no child
 WIDE = (-1, *(max(0, node - 3) for node in range(1, 70)))
 ATTENTION = [
@@ -56,10 +67,26 @@ GREEDY = [
 ]
 GREEDY.append(GreedyCase((COPIES,), 3, 1, 1, "fp32", 0))
 SAMPLE = [
-    SampleCase(trees, vocab_size, is_drawn, peak, (100, 40), "fp64", seed)
-    for trees, is_drawn in (((TREE, COPIES), False), (((-1, 0, 1, 2), (-1, 0, 1)), True))
-    for vocab_size, peak in ((5, 0), (9000, 9), (9000, 0))
-    for seed in range(6)
+    SampleCase(trees, vocab_size, proposal, peak, (100, 40, 170)[: len(trees)], "fp64", seed)
+    for seed in range(12)
+    for trees, vocab_size, proposal, peak in (
+        ((STAR,) * 3, 5, "without_replacement", 0),
+        ((STAR,) * 3, 5, "iid", 0),
+        ((STAR, STAR, COPIES), 3, "deterministic", 0),
+        ((TREE, STAR), 9000, "deterministic", 9 * (seed % 2)),
+        ((STAR, (-1, 0, 1)), 9000, "iid", 9 * (seed % 2)),
+    )
+    if vocab_size < 9000 or seed < 4
+]
+TOPK = [
+    TopkCase(2, vocab_size, k, levels, missing, "fp32", seed)
+    for vocab_size, k, levels, missing in ((3, 5, 2, 0), (17, 3, 1, 5), (9000, 3, 10**6, 0), (9000, 5, 50, 9))
+    for seed in range(2)
+]
+GROWTH = [
+    GrowthCase(2, 3, 3, 2, max_nodes, levels, 3, bad, "fp64", seed)
+    for max_nodes, levels, bad in ((7, 1000, 0), (7, 2, 0), (70, 5, 1))
+    for seed in range(3)
 ]
 COMMIT = [
     CommitCase(((1, 3, 4), (2, 5)), (5, 0), 2, 2, 8, torch.float32, 0, False, 0),
@@ -71,7 +98,7 @@ COMMIT = [
 CAUGHT, LIMIT = 3, 120.0  # exit code, seconds
 KERNELS = {
     one.__name__.rpartition(".")[2]: one
-    for one in (tree_attention, tree_mask, verify_greedy, verify_sample, commit_kv, round)
+    for one in (tree_attention, tree_mask, verify_greedy, verify_sample, draft_topk, commit_kv, round)
 }
 
 
@@ -93,6 +120,10 @@ def answers(kernel: str, module: ModuleType) -> Iterator[bool]:
         yield tells_nan(launcher, 1)
     elif kernel == "verify_sample":
         yield from (samples_rightly(launcher, case) for case in SAMPLE)
+    elif kernel == "draft_topk":
+        yield from (not topk_differences(launcher, case) for case in TOPK)
+        yield tells_no_law(launcher)
+        yield from (grows_rightly(module, case) for case in GROWTH)
     else:
         yield from (moves_rightly(launcher, case) for case in COMMIT)
 

@@ -1,0 +1,100 @@
+"""`specbench train-drafter`: arguments, progress and the table at the end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from specbench.models import fetched
+from specbench.training import KINDS
+
+
+def add_options(one: argparse.ArgumentParser) -> None:
+    one.add_argument("target", help="the target: a folder, or the name of a fetched model")
+    one.add_argument("--kind", choices=KINDS, default="heads")
+    one.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the drafter goes")
+    one.add_argument("--texts", type=Path, metavar="DIR", help="shards of texts and states (default: DIR/texts)")
+    one.add_argument("--num-texts", type=int, default=1200, help="answers to open prompts (default 1200)")
+    one.add_argument("--num-tokens", type=int, default=192, help="of an answer, at most (default 192)")
+    one.add_argument("--steps", type=int, default=3000, help="of training, each over 4 texts (default 3000)")
+    one.add_argument("--num-ids", type=int, default=8192, help="tokens that can be drafted (default 8192)")
+    one.add_argument("--depth", type=int, default=4, help="heads, or tokens drafted ahead in training (default 4)")
+    one.add_argument("--intermediate-size", type=int, help="of the layers (default: the target's)")
+    one.add_argument("--seed", type=int, default=0)
+
+
+def run(args: argparse.Namespace, command: str) -> int:
+    """Goes on where an earlier run with the same folders was stopped."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from specbench.reference.model import LlamaModel
+    from specbench.training.fit import Recipe
+    from specbench.training.open_prompts import open_prompts
+    from specbench.training.texts import write_states, write_texts
+    from specbench.training.train import accuracy_table, train
+
+    folder = fetched(args.target).path
+    texts = args.texts or args.out / "texts"
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    asked = open_prompts(args.num_texts, seed=args.seed)
+    prompts = [_encoded(tokenizer, one) for one in asked]
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
+    )
+    ends = model.generation_config.eos_token_id
+    write_texts(
+        model.eval(),
+        prompts,
+        texts,
+        num_new=args.num_tokens,
+        eos_token_ids=ends if isinstance(ends, list) else [] if ends is None else [ends],
+        pad_token_id=tokenizer.pad_token_id or 0,
+        seed=args.seed,
+        progress=_Bar(),
+    )
+    del model
+    target = LlamaModel.load(folder, dtype=torch.float32)
+    write_states(target, texts, progress=_Bar())
+    told = train(
+        target,
+        texts,
+        args.out,
+        kind=args.kind,
+        recipe=Recipe(args.steps, seed=args.seed),
+        num_ids=args.num_ids,
+        depth=args.depth,
+        intermediate_size=args.intermediate_size,
+        about={"target": target.name, "command": command},
+        progress=_Bar(),
+    )
+    print(accuracy_table(told["accuracies"]))
+    print(f"written to {args.out}: {sum(one.stat().st_size for one in args.out.glob('model.*')) / 1e6:.1f} MB")
+    return 0
+
+
+def _encoded(tokenizer: Any, prompt: str) -> list[int]:
+    if tokenizer.chat_template is None:
+        return list(tokenizer(prompt)["input_ids"])
+    chat = [{"role": "user", "content": prompt}]
+    return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"])
+
+
+class _Bar:
+    """How far it is and how long it will take, on one line of a terminal, or every tenth part of a log."""
+
+    def __init__(self) -> None:
+        self._began, self._first = time.monotonic(), 0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if not self._first:
+            self._began, self._first = time.monotonic(), done
+        left = (time.monotonic() - self._began) / max(1, done - self._first) * (total - done)
+        line = f"{what} {done}/{total}, {left / 60:.1f} min left"
+        if sys.stderr.isatty():
+            print(f"\r{line:<60}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        elif done == total or done % max(1, total // 10) == 0:
+            print(line, file=sys.stderr, flush=True)
