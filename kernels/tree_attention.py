@@ -14,6 +14,7 @@ and tree, and nothing is merged. The mask is N x N bits and never meets the pref
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -322,6 +323,7 @@ def plan(
     return Plan(block_rows, num_row_blocks, prefix_block, min(TREE_BLOCK, prefix_block), num_splits, num_warps, 4)
 
 
+@lru_cache  # asked for at every launch, and hundreds of numbers are tried
 def _even_splits(num_programs: int, slots: int, most: int) -> int:
     """The fewest splits with which the GPU's last wave of programs is nearly as full as it can be."""
     fullness = {}

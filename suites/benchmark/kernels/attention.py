@@ -24,7 +24,6 @@ from specbench.suites.benchmark.kernels.cells import ELEMENT, AttentionCell
 from specbench.suites.benchmark.kernels.clock import Call
 from specbench.suites.benchmark.kernels.rows import FLOOR, OWN, PEER, Contender, NotHere
 
-Answer = tuple[Tensor, Tensor | None]
 DTYPE = torch.bfloat16
 CHECK_FLOPS = 2e12  # in fp64 a cell, about a second
 MOST_CHECKED = 64  # sequences x key heads
