@@ -59,7 +59,12 @@ def test_wheel_holds_one_top_level_name(names: list[str]) -> None:
 def test_wheel_holds_every_module_and_data_file_of_the_checkout(names: list[str]) -> None:
     modules = {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
     expected = {name if name.startswith("specbench/") else f"specbench/{name}" for name in modules}
-    expected |= {"specbench/prompts.jsonl", "specbench/workloads/prompts.jsonl", "specbench/kernels/README.md"}
+    expected |= {
+        "specbench/prompts.jsonl",
+        "specbench/training/held_out.txt",
+        "specbench/workloads/prompts.jsonl",
+        "specbench/kernels/README.md",
+    }
     assert {name for name in names if ".dist-info/" not in name} == expected
 
 
