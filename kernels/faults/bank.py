@@ -422,7 +422,7 @@ _SAMPLE = [
         "drawn_from_the_first_residual",
         "verify_sample",
         "the token is drawn from what the first refusal left, however many there were",
-        (("tl.store(shares + tree, next_share)", "tl.store(shares + tree, tl.minimum(next_share, 1.0))"),),
+        (("tl.store(shares + tree * 3, next_share)", "tl.store(shares + tree * 3, tl.minimum(next_share, 1.0))"),),
     ),
     KernelFault(
         "q_keeps_the_refused",
