@@ -425,6 +425,12 @@ _SAMPLE = [
         (("tl.store(shares + tree * 3, next_share)", "tl.store(shares + tree * 3, tl.minimum(next_share, 1.0))"),),
     ),
     KernelFault(
+        "p_stands_in",
+        "verify_sample",
+        "where a copy of a refused sibling leaves nothing, the token is drawn from p itself",
+        (("tl.store(shares + tree * 3 + 1, share)", "tl.store(shares + tree * 3 + 1, share * 0.0)"),),
+    ),
+    KernelFault(
         "q_keeps_the_refused",
         "verify_sample",
         "q is not conditioned on the refused siblings",
