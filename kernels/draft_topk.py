@@ -255,7 +255,7 @@ def expand(
     grown: Candidates, frontier: Tensor, tokens: Tensor, log_probs: Tensor, *, width: int
 ) -> tuple[Candidates, Tensor]:
     """frontier: int32 [B, F], columns of `grown`, UNUSED for none. tokens: int64 [B, F, k] and log_probs: float
-    [B, F, k], at most 0: the children of each, as `draft_topk` gives them.
+    [B, F, k], at most 0: the children of each, as `draft_topk` gives them; those of UNUSED are not read.
 
     Returns the candidates with F * k more columns, the children of the frontier's first node before those of its
     second; and the next frontier int32 [B, width], the best of the new ones, best first, of equals the one that stands

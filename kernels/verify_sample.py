@@ -164,8 +164,8 @@ def walk_kernel(
     VOCAB_BLOCK: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """One tree a program. struck: int64 [R], the last node's refused tokens, from the tree's first row on. shares: of
-    q, to be taken off p."""
+    """One tree a program. struck: int64 [R], the last node's refused tokens, from the tree's first row on. shares:
+    [B, 3], of q, to be taken off p; where nothing is left then, the share before the last refusal and its mass."""
     tree = tl.program_id(0).to(tl.int64)
     start = tl.load(cu_nodes + tree).to(tl.int64)
     num_nodes = (tl.load(cu_nodes + tree + 1).to(tl.int64) - start).to(tl.int32)
@@ -175,7 +175,9 @@ def walk_kernel(
     depth = num_nodes * 0
     used = num_nodes * 0
     refused = num_nodes * 0
+    share = temperature * 0.0
     next_share = temperature * 0.0
+    p_left = temperature * 0.0 + 1.0
     goes_on = num_nodes > 0
     while goes_on:
         row = start + node
@@ -245,12 +247,16 @@ def walk_kernel(
             depth += 1
             refused = num_nodes * 0
             next_share = temperature * 0.0
+    if not HAS_Q:
+        p_left = temperature * 0.0 + 1.0
     for rest in range(depth, max_depth):
         tl.store(path + tree * max_depth + rest, -1)
     tl.store(num_accepted + tree, depth)
     tl.store(num_coins + tree, used + 1)
     tl.store(last_nodes + tree, node)
-    tl.store(shares + tree, next_share)
+    tl.store(shares + tree * 3, next_share)
+    tl.store(shares + tree * 3 + 1, share)
+    tl.store(shares + tree * 3 + 2, p_left)
     tl.store(num_struck + tree, refused)
 
 
@@ -266,7 +272,7 @@ def masses_kernel(
     row = start + tl.load(last_nodes + tree)
     total = log_total(tops, sums, row, NUM_STRETCHES)
     temperature = tl.load(temperatures + tree).to(ACC)
-    share, num = tl.load(shares + tree), tl.load(num_struck + tree)
+    share, num = tl.load(shares + tree * 3), tl.load(num_struck + tree)
     begin = tl.program_id(1) * stretch
     end = tl.minimum(begin + stretch, vocab_size)
     mass = tl.zeros([BLOCK], dtype=ACC)
@@ -292,12 +298,10 @@ def draw_kernel(
     row = start + tl.load(last_nodes + tree)
     total = log_total(tops, sums, row, NUM_STRETCHES)
     temperature = tl.load(temperatures + tree).to(ACC)
-    share, num = tl.load(shares + tree), tl.load(num_struck + tree)
+    share, num = tl.load(shares + tree * 3), tl.load(num_struck + tree)
     stretches = tl.arange(0, NUM_STRETCHES)
     mass = tl.load(masses + tree * NUM_STRETCHES + stretches)
     whole = tl.sum(mass, axis=0)
-    if whole <= 0.0:  # nothing is left: what was refused could not have been, and p stands in
-        share, num = share * 0.0, num * 0
     coin = tl.load(uniforms + tree * uniforms_stride + tl.load(num_coins + tree) - 1).to(ACC)
     goal = coin * whole
     reached = tl.cumsum(mass, axis=0)
@@ -307,8 +311,9 @@ def draw_kernel(
     base = tl.sum(tl.where(stretches < chosen, mass, 0.0), axis=0)
     begin = chosen * stretch
     end = tl.minimum(begin + stretch, vocab_size)
-    if whole <= 0.0:
-        begin, end, goal, base = begin * 0, vocab_size, coin, base * 0.0
+    if whole <= 0.0:  # nothing is left: what was refused last could not have been, and what it was refused by stays
+        share, num, goal = tl.load(shares + tree * 3 + 1), num * 0, coin * tl.load(shares + tree * 3 + 2)
+        begin, end, base = begin * 0, vocab_size, base * 0.0
     found = vocab_size
     fallback = vocab_size * 0 - 1
     for offset in range(begin, end, BLOCK):
@@ -383,7 +388,7 @@ def verify_sample(
 
     tops, sums = (torch.empty(num_rows, num_stretches, dtype=acc, device=device) for _ in range(2))
     masses = torch.empty(num_trees, num_stretches, dtype=acc, device=device)
-    shares = torch.empty(num_trees, dtype=acc, device=device)
+    shares = torch.empty(num_trees, 3, dtype=acc, device=device)
     struck, last_nodes, num_struck = ints(num_rows, dtype=torch.int64), ints(num_trees), ints(num_trees)
     result = SampleResult(
         ints(num_trees, max_depth), ints(num_trees), ints(num_trees, dtype=torch.int64), ints(num_trees)

@@ -40,16 +40,15 @@ def expand(grown: Nodes, frontier: Tensor, tokens: Tensor, log_probs: Tensor, *,
     """frontier: int32 [B, F], columns of `grown`, UNUSED for none. tokens: int64 [B, F, k], log_probs: float [B, F, k].
 
     Returns the nodes with their children behind them, and the next frontier int32 [B, width]: the best children, best
-    first. A child of log-probability -inf or NaN is no node: parent UNUSED, token 0.
+    first. A child of log-probability -inf or NaN is no node: parent UNUSED, token 0. Children of UNUSED are not read.
     """
     num_trees, num_old = grown[0].shape
     rows, new_frontier = [], []
     for tree in range(num_trees):
         row = _Row(*(one[tree].tolist() for one in grown))
         for place, parent in enumerate(frontier[tree].tolist()):
-            above = row.scores[parent] if parent >= 0 else -math.inf
             for token, log_prob in zip(tokens[tree, place].tolist(), log_probs[tree, place].tolist(), strict=True):
-                score = above + log_prob
+                score = row.scores[parent] + log_prob if parent >= 0 else -math.inf
                 is_node = score > -math.inf
                 row.append(token if is_node else 0, parent if is_node else UNUSED, score)
         best = row.best([node for node in row.nodes if node >= num_old], width)

@@ -207,7 +207,7 @@ def greedy_cases(draw: st.DrawFn) -> GreedyCase:
 @dataclass(frozen=True)
 class SampleCase:
     """proposal: how drafts came from q, or "deterministic" for chosen ones, without q. peak: by how much the first ids
-    lead, the drafts among them. temperatures: in hundredths."""
+    lead, which chosen drafts are among. temperatures: in hundredths."""
 
     trees: tuple[tuple[int, ...], ...]
     vocab_size: int

@@ -110,6 +110,15 @@ def test_rows_behind_the_last_node_are_empty_and_nan_is_told_at_the_root() -> No
     assert (tree.scores[0].tolist(), tree.scores[1].isnan().tolist()) == ([0.0, -1.0, -torch.inf], [True, False, False])
 
 
+def test_children_of_nobody_are_not_read() -> None:
+    """Their log-probabilities are those of a row that stands in for a node: NaN of it is nobody's."""
+    grown, frontier = roots(torch.tensor([7], device=DEVICE))
+    for log_probs in ([[-1.0]], [[-1.0], [torch.nan]]):
+        given = torch.tensor([log_probs], device=DEVICE)
+        grown, frontier = expand(grown, frontier, given.long() + 1, given, width=2)
+    assert grown.scores.tolist() == [[0.0, -1.0, -2.0, -torch.inf]]
+
+
 def test_an_ancestor_of_a_kept_node_is_kept() -> None:
     """A chain of certain tokens, all of the score 0: the parent stands first and wins the tie."""
     grown, frontier = roots(torch.zeros(1, dtype=torch.int64, device=DEVICE))
