@@ -80,7 +80,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.naming",),
     ("specbench.judge",),
     ("specbench.control_run", "specbench.drafters", "specbench.fault_run", "specbench.soak", "specbench.worker"),
+    ("specbench.bench",),
     (
+        "specbench.bench_command",
         "specbench.engine_command",
         "specbench.fault_report",
         "specbench.isolation",
@@ -91,7 +93,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 PACKAGES = tuple(
     f"specbench.{name}"
-    for name in ("checks", "drafters", "engines", "kernels", "law", "naming", "reference", "reports", "suites")
+    for name in ("bench", "checks", "drafters", "engines", "kernels", "law", "naming", "reference", "reports", "suites")
 )
 
 # importer -> what it never imports, at any level of nesting.
