@@ -163,7 +163,7 @@ def test_impossible_rounds_are_refused(fields: tuple[int, int, int, int], messag
 
 
 def test_host_time_is_what_no_step_accounts_for() -> None:
-    phases = [{"draft": 1.0, "verify": 5.0, "commit": 0.5, "rounds": 7.0}] * 2
+    phases = [{"draft": 1.0, "verify": 5.0, "commit": 0.5, "decode": 7.0}] * 2
     found = breakdown_of(phases)
     assert found == Breakdown(2.0, 10.0, 1.0, 1.0)
     assert (found.total, found.share("verify")) == (14.0, 10 / 14)

@@ -238,18 +238,18 @@ class Breakdown:
 
 
 def breakdown_of(phases: Iterable[Mapping[str, float]]) -> Breakdown:
-    """phases: of each row, seconds by draft, verify and commit, and `rounds`, all the time from the first round's
-    begin to the last one's end."""
-    sums = {name: 0.0 for name in ("draft", "verify", "commit", "rounds")}
+    """phases: of each row, seconds by draft, verify and commit in the rounds behind the first, and `decode`, all the
+    time between the first tokens' arrival and the end."""
+    sums = dict.fromkeys(("draft", "verify", "commit", "decode"), 0.0)
     for one in phases:
         for name in sums:
             sums[name] += one[name]
     told = sums["draft"] + sums["verify"] + sums["commit"]
-    return Breakdown(sums["draft"], sums["verify"], sums["commit"], sums["rounds"] - told)
+    return Breakdown(sums["draft"], sums["verify"], sums["commit"], sums["decode"] - told)
 
 
 def looping_share(tokens: Sequence[int]) -> float:
-    """Tokens of the third and later copies of a block of up to LONGEST_LOOP tokens said one behind the other, of all."""
+    """Tokens of the third and later copies of a block of up to LONGEST_LOOP tokens, said one behind the other."""
     loops = [False] * len(tokens)
     for period in range(1, min(LONGEST_LOOP, len(tokens) // COPIES) + 1):
         run = 0  # how many tokens up to here equal the one a period before

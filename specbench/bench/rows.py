@@ -9,9 +9,12 @@ Schema 1. Every line is an object with a `kind`; a reader ignores kinds and fiel
              tokens, how many new ones, repetition, model, dtype, threads); setting; prompt; category; repetition;
              num_prompt; num_tokens; tokens (what was emitted); seconds; first_seconds and first_tokens (when the first
              tokens came, and how many at once); rounds [[nodes, depth, accepted, emitted], ...], nodes and depth null
-             where a decoder does not say, the list empty where it says nothing; phases {prefill, draft, verify, commit,
-             rounds} in seconds, null where only the whole is seen; num_rows (computed by the target after prefill) or
-             null; looping (share of the tokens)
+             where a decoder does not say, the list empty where it says nothing; phases {draft, verify, commit, decode}
+             in seconds behind the first arrival, decode being all of them, null where only the whole is seen; num_rows
+             (that the target computed after prefill) or null; looping (share of the tokens); load (the machine's load
+             average of a minute, before the row)
+    plain    the text that all settings are held to and that says how many tokens are asked for: prompt; tokens, of our
+             own plain decoding, up to an end token
     gate     the verdict on one setting: setting; verdict (EQUAL, NOISE, BUG, NOT TESTED); sentence; num_outputs;
              num_tokens; num_equal; law_checked (above temperature 0; null at 0); facts. The last one of a setting
              counts. A setting without EQUAL or NOISE has no speed-up
@@ -46,8 +49,8 @@ PACKAGES = ("torch", "transformers", "triton", "numpy")
 
 @dataclass(frozen=True)
 class Setting:
-    """One way of decoding. side: whose decoder, of SIDES. drafter: "" for plain decoding. gamma: drafts in depth; width:
-    candidates a node. cache, layout: of our own decoder. temperature: 0 is greedy. target: of side "target"."""
+    """One way of decoding. side: whose decoder, of SIDES. drafter: "" for plain decoding, a target's is "own". gamma:
+    drafts in depth; width: candidates a node. cache, layout: of our own decoder. temperature: 0 is greedy."""
 
     name: str
     side: str = "own"
@@ -57,7 +60,6 @@ class Setting:
     layout: str = "tree_mask"
     cache: str = "preallocated"
     temperature: float = 0.0
-    target: str = ""
 
     def __post_init__(self) -> None:
         if self.side not in SIDES:
@@ -67,7 +69,7 @@ class Setting:
 
     @property
     def is_plain(self) -> bool:
-        return not self.drafter and self.side != "target"
+        return not self.drafter
 
     def as_fields(self) -> dict[str, Any]:
         """Without the name, which decides nothing."""
@@ -92,6 +94,7 @@ class Row:
     phases: Mapping[str, float] | None = None
     num_rows: int | None = None
     looping: float = 0.0
+    load: float = 0.0
 
     @property
     def timing(self) -> Timing:
@@ -253,9 +256,9 @@ class RowFile:
         for name in ("definition_hash", "machine", "versions"):
             if known[name] != header[name]:
                 what = "definition" if name == "definition_hash" else name
+                told = next(differences(known[what], header[what]), "the same words")
                 raise ValueError(
-                    f"{self.path} is of another {what} ({_difference(known, header, what)}): its rows cannot be gone on "
-                    "with; name another file"
+                    f"{self.path} is of another {what} ({told}): its rows cannot be gone on with; name another file"
                 )
         if whole != text:
             self.path.write_text(whole, encoding="utf-8")
@@ -298,11 +301,6 @@ def _records(text: str, path: Path) -> Iterator[Mapping[str, Any]]:
         if num == 1 and record.get("schema") != SCHEMA:
             raise ValueError(f"{path} has rows of schema {record.get('schema')}, this version reads {SCHEMA}")
         yield record
-
-
-def _difference(known: Mapping[str, Any], header: Mapping[str, Any], what: str) -> str:
-    """The first field that differs, in words."""
-    return next(differences(known[what], header[what]), "the same words")
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
