@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sides(folder: Path) -> Sides:
-    return Sides(folder, torch.float32, draft_model=str(folder))
+    return Sides(folder, torch.float32, longest=100, draft_model=str(folder))
 
 
 def plan(settings: Sequence[Setting] = (PLAIN, LOOKUP), **changes: Any) -> Plan:
@@ -176,13 +176,15 @@ def test_a_target_is_asked_for_one_token_to_know_when_the_first_comes() -> None:
 )
 def test_what_cannot_be_had_is_refused(setting: Setting, message: str, folder: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        Sides(folder, torch.float32).make(setting)
+        Sides(folder, torch.float32, longest=100).make(setting)
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
     tiny_llama(replace(CONFIG, vocab_size=29), seed=0).to(torch.float32).save(tmp_path / "other")
     with pytest.raises(ValueError, match=r"has 29 tokens, must have 31 \(the target's vocabulary\)"):
-        Sides(folder, torch.float32, draft_model=str(tmp_path / "other")).make(Setting("m", drafter="model", gamma=2))
+        Sides(folder, torch.float32, longest=100, draft_model=str(tmp_path / "other")).make(
+            Setting("m", drafter="model", gamma=2)
+        )
 
 
 def test_our_side_runs_lean_where_it_can(folder: Path) -> None:

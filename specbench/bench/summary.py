@@ -240,8 +240,8 @@ def compare(before: Run, after: Run, *, force: bool = False) -> list[Change]:
     ]
     if told and not force:
         raise ValueError(
-            f"these runs are of another machine or definition ({'; '.join(told[:4])}): what differs between them may be "
-            "that; say --force to compare them all the same"
+            f"these runs are of another machine or definition ({'; '.join(told[:4])}): what differs between them may "
+            "be that; say --force to compare them all the same"
         )
     anchor = next((name for name, one in before.settings.items() if _is_anchor(one) and _timed(after, name)), None)
     changes = []
@@ -320,8 +320,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
         "",
         f"Command: `{_cell(summary['command'])}`",
         "",
-        "| setting | verdict | speed-up [95 %], n | end to end | ms a token | TTFT ms | tokens a forward | acceptance | "
-        "draft / verify / host | looping | peak MiB |",
+        "| setting | verdict | speed-up [95 %], n | end to end | ms a token | TTFT ms | tokens a forward | acceptance "
+        "| draft / verify / host | looping | peak MiB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [_line(name, told) for name, told in summary["settings"].items()]

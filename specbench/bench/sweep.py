@@ -1,4 +1,4 @@
-"""What a sweep says: the knee of a gamma curve, what its costs and acceptance predict, and which setting to use. No torch.
+"""What a sweep says: the knee of a gamma curve, what costs and acceptance predict, which setting to use. No torch.
 
 Predicted time a token at gamma g: the rounds that the deepest setting of the same drafter recorded are cut to g (a
 round that drafted d deep and accepted a becomes min(d, g) and min(a, g)), each costs what a forward of that many rows
