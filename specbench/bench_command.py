@@ -34,7 +34,7 @@ class Preset:
 
 
 PRESETS = {
-    "laptop": Preset(2, 48, 2, (3, 5, 10), (("ngram", 5, 1), ("ngram", 4, 2), ("early_exit", 2, 1))),
+    "laptop": Preset(2, 40, 2, (3, 5, 10), (("ngram", 5, 1), ("ngram", 4, 2), ("early_exit", 2, 1))),
     "quick": Preset(1, 12, 1, (4,), (("ngram", 4, 1),)),
 }
 

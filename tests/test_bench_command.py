@@ -122,6 +122,23 @@ def test_a_target_is_gated_as_our_own_decoder_is(
     assert (told["verdict"], told["speedup"] is None) == (verdict, verdict == "BUG")
 
 
+def test_sampled_settings_are_timed_and_have_no_speedup(folder: Path, tmp_path: Path) -> None:
+    """Their laws are judged elsewhere, and the rows say that they were not here."""
+    words = ["--temperature", "0.7", "--drafters", "lookup:2,early_exit:2"]
+    assert bench(folder, tmp_path, *words) == 0
+    told = json.loads((tmp_path / SUMMARY).read_text())["settings"]
+    names = ("plain", "transformers", "lookup 2", "transformers lookup 2", "early_exit 2")
+    found = {name: (one["verdict"], one["law_checked"], one["speedup"]) for name, one in told.items()}
+    assert found == dict.fromkeys(names, ("NOT TESTED", False, None))
+    assert all(one["num_tokens"] == 20 * len(ITEMS) for one in told.values())
+
+
+def test_trees_written_out_as_paths_are_measured_too(folder: Path, tmp_path: Path) -> None:
+    assert bench(folder, tmp_path, "--drafters", "ngram:3:2", "--layout", "path_batch") == 0
+    run = read(tmp_path / ROWS)
+    assert (run.settings["ngram 3x2"].layout, run.gates["ngram 3x2"].verdict) == ("path_batch", "EQUAL")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

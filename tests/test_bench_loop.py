@@ -256,6 +256,19 @@ def test_a_side_that_gives_another_number_of_tokens_ends_the_run(tmp_path: Path)
         measure(plan(), lambda setting: Short(setting.name, []), NUMS, rows_in(tmp_path, plan()))
 
 
+def test_a_side_that_raises_ends_the_run_in_a_sentence(tmp_path: Path) -> None:
+    class Failing(Noting):
+        def generate(self, prompt: Sequence[int], num: int, *, seed: int = 0) -> Answer:
+            if self._name == "lookup" and num == NUMS["p1"]:
+                raise IndexError("no row 7")
+            return super().generate(prompt, num)
+
+    file = rows_in(tmp_path, plan())
+    with pytest.raises(RuntimeError, match="lookup on prompt p1 raised IndexError: no row 7"):
+        measure(plan(), lambda setting: Failing(setting.name, []), NUMS, file)
+    assert len(read(file.path).rows) == 5
+
+
 def test_plain_texts_end_at_an_end_token_and_are_kept(tmp_path: Path, sides: Sides) -> None:
     decoder = Decoder(sides.model)
     full = decoder.generate(ITEMS[0].tokens, max_new_tokens=20).tokens

@@ -176,8 +176,8 @@ class OwnSide:
         )
 
     def generate(self, prompt: Sequence[int], num: int, *, seed: int = 0) -> Answer:
-        if hasattr(self._drafter, "reset"):
-            self._drafter.reset()
+        if (reset := getattr(self._drafter, "reset", None)) is not None:
+            reset()
         self._log.clear()
         start = self._clock()
         said = self.decoder.generate(prompt, max_new_tokens=num, sampling=self._sampling, seed=seed)
