@@ -259,7 +259,10 @@ def _judge(plan: Any, folder: str, plain: dict[str, tuple[int, ...]], file: RowF
     judge = Judge(plan.items, plain, oracle=lambda: Oracle(folder, weights=dtype), dtype=dtype)
     run = read(file.path)
     own_plain = {one.side: one.name for one in reversed(plan.settings) if one.is_plain}
+    last = {one["setting"]: one["kind"] for one in file.records if one["kind"] in ("row", "gate")}
     for setting in plan.settings:
+        if last.get(setting.name) == "gate":  # a run that goes on, and has no new row of it
+            continue
         progress.say(f"judging {setting.name}")
         reference = dict(plain)
         if not setting.is_plain and setting.side in own_plain:

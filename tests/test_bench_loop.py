@@ -330,6 +330,19 @@ def test_a_token_that_is_no_tie_is_a_bug(folder: Path, plain: dict[str, tuple[in
     assert f"p1, token 30: {worst}, regret" in found.sentence
 
 
+def test_plain_decoding_is_not_right_by_being_what_the_others_are_held_to(
+    folder: Path, plain: dict[str, tuple[int, ...]]
+) -> None:
+    """Planted: a forward that says the worst token once. Drafts that are verified by it agree with it."""
+    worst = int(Oracle(folder).rows(ITEMS[1].tokens, plain["p1"])[30].argmin())
+    spoilt = plain | {"p1": (*plain["p1"][:30], worst, *plain["p1"][31:])}
+    rows = [row(PLAIN, one, spoilt[one.id]) for one in ITEMS]
+    assert judge(folder, plain).judge(PLAIN, rows, spoilt).verdict == "BUG"
+    assert (
+        judge(folder, plain).judge(PLAIN, [row(PLAIN, one, plain[one.id]) for one in ITEMS], plain).verdict == "EQUAL"
+    )
+
+
 def test_a_wrong_repetition_is_not_hidden_by_right_ones(folder: Path, plain: dict[str, tuple[int, ...]]) -> None:
     worst = int(Oracle(folder).rows(ITEMS[0].tokens, plain["p0"])[10].argmin())
     spoilt = [*plain["p0"][:10], worst, *plain["p0"][11:]]

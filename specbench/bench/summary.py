@@ -133,8 +133,10 @@ def _timed(run: Run, name: str) -> bool:
 
 
 def _duel(run: Run, theirs: str, ours: str) -> dict[str, Any]:
-    found = speedup_of(run.pairs(theirs, ours))
-    return {"ours": ours, "theirs": theirs, "decode": asdict(found.decode), "end_to_end": asdict(found.end_to_end)}
+    """same_text: where ties have not led the two apart, so that the drafts were the same too."""
+    found, same = speedup_of(run.pairs(theirs, ours)), speedup_of(run.pairs(theirs, ours, same_text=True))
+    told = {"decode": found.decode, "end_to_end": found.end_to_end, "same_text": same.decode}
+    return {"ours": ours, "theirs": theirs, **{name: asdict(one) for name, one in told.items()}}
 
 
 def _curves(run: Run, settings: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -332,7 +334,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
     if summary["duels"]:
         lines += ["", "Ours against transformers' (above 1: ours is faster), decoding alone and end to end:", ""]
         lines += [
-            f"- {_cell(one['what'])}: {interval(one['decode'])}; end to end {interval(one['end_to_end'])}"
+            f"- {_cell(one['what'])}: {interval(one['decode'])}; where both say the same {interval(one['same_text'])}; "
+            f"end to end {interval(one['end_to_end'])}"
             for one in summary["duels"]
         ]
     for curve in summary["curves"]:
