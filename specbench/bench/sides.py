@@ -56,7 +56,8 @@ class Side(Protocol):
 
 
 def load_own(folder: str, dtype: torch.dtype, device: str = "cpu") -> LanguageModel:
-    """The model that our side runs on: lean where its type allows it. Other types as `reference.hf` has them."""
+    """The model that our side runs on: lean where its type allows it, other types as `reference.hf` has them. Its name
+    says which, and stands in the definition of a run as `forward`."""
     from transformers import AutoConfig
 
     from specbench.reference.hf import HFModel
@@ -66,7 +67,7 @@ def load_own(folder: str, dtype: torch.dtype, device: str = "cpu") -> LanguageMo
     model = LlamaModel.load(folder, dtype=dtype, device=device)
     try:
         return LeanLlama.of(model)
-    except ValueError:  # windows or biases: the rows name the model that was used
+    except ValueError:  # windows or biases: the definition names the forward that was used
         return model
 
 
