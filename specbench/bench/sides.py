@@ -20,6 +20,7 @@ from specbench.bench.rows import Setting
 from specbench.models import unknown_name
 from specbench.protocols import Drafter, LanguageModel
 from specbench.reference.decoder import Decoder
+from specbench.reference.drafters.best_first import BestFirstDrafter
 from specbench.reference.drafters.caching import CachingDrafter
 from specbench.reference.drafters.ngram import NGramDrafter
 from specbench.reference.drafters.sampled import SampledDrafter
@@ -96,7 +97,9 @@ DRAFTERS: dict[str, Callable[[Setting, LanguageModel, LanguageModel | None], Dra
     "suffix": lambda setting, model, small: _suffix(setting),
     "early_exit": lambda setting, model, small: _drafting(setting, _early_exit(model)),
     "model": lambda setting, model, small: _drafting(setting, _named(small)),
+    "best_first": lambda setting, model, small: _best_first(setting, _early_exit(model) if small is None else small),
 }
+WITH_DRAFT_MODEL = ("model", "best_first")
 
 
 def _drafting(setting: Setting, model: LanguageModel) -> Drafter:
@@ -105,6 +108,12 @@ def _drafting(setting: Setting, model: LanguageModel) -> Drafter:
     if setting.temperature:
         return SampledDrafter(model, widths=widths, proposal="iid" if setting.width == 1 else "without_replacement")
     return CachingDrafter(model, widths=widths)
+
+
+def _best_first(setting: Setting, model: LanguageModel) -> Drafter:
+    """`width` nodes grow at each of `gamma` levels; as many nodes are kept as `width` chains of that depth have."""
+    num_nodes = setting.gamma * setting.width
+    return BestFirstDrafter(model, gamma=setting.gamma, width=setting.width, num_nodes=num_nodes)
 
 
 def _named(small: LanguageModel | None) -> LanguageModel:
@@ -345,7 +354,7 @@ class Sides:
         return model.with_capacity(self._longest + MAX_NODES + 1) if isinstance(model, LeanLlama) else model
 
     def _small(self, setting: Setting) -> LanguageModel | None:
-        if setting.drafter != "model" or not self._draft_model:
+        if setting.drafter not in WITH_DRAFT_MODEL or not self._draft_model:
             return None
         small = self._once("small", lambda: load_own(self._draft_model, self._dtype, self._device))
         if small.vocab_size != self.model.vocab_size:
