@@ -180,9 +180,10 @@ def test_a_target_is_asked_for_one_token_to_know_when_the_first_comes() -> None:
     [
         (Setting("x", drafter="lokup", gamma=2), "unknown drafter 'lokup': did you mean lookup?"),
         (Setting("x", side="transformers", drafter="ngram", gamma=2), "transformers' drafter 'ngram' must be '' or"),
+        (Setting("x", drafter="lookup", gamma=2, width=3), "'lookup' drafts chains: width = 3 must be 1"),
         (Setting("x", drafter="model", gamma=2), "needs a draft model of the same vocabulary: name one by --draft"),
     ],
-    ids=["unknown", "transformers", "no draft model"],
+    ids=["unknown", "transformers", "chain", "no draft model"],
 )
 def test_what_cannot_be_had_is_refused(setting: Setting, message: str, folder: Path) -> None:
     with pytest.raises(ValueError, match=message):

@@ -100,6 +100,7 @@ DRAFTERS: dict[str, Callable[[Setting, LanguageModel, LanguageModel | None], Dra
     "best_first": lambda setting, model, small: _best_first(setting, _early_exit(model) if small is None else small),
 }
 WITH_DRAFT_MODEL = ("model", "best_first")
+CHAINS = ("lookup", "suffix")
 
 
 def _drafting(setting: Setting, model: LanguageModel) -> Drafter:
@@ -128,6 +129,8 @@ def make_drafter(setting: Setting, model: LanguageModel, small: LanguageModel | 
         return None
     if setting.drafter not in DRAFTERS:
         raise ValueError(unknown_name("drafter", setting.drafter, DRAFTERS))
+    if setting.drafter in CHAINS and setting.width != 1:
+        raise ValueError(f"the drafter {setting.drafter!r} drafts chains: width = {setting.width} must be 1")
     return DRAFTERS[setting.drafter](setting, model, small)
 
 
