@@ -95,7 +95,11 @@ class TreeSession:
         ids = as_token_ids(tokens, argument="tokens", vocab_size=self.vocab_size)
         self.truncate(self.cache_len)
         if ids:
-            self.steps.forward(self.model, flatten_causal(list(ids), self._cache.length), self._cache)
+            flat = flatten_causal(list(ids), self._cache.length)
+            if hasattr(self.model, "encode"):  # nobody reads these rows' logits
+                self.model.encode(flat, self._cache)
+            else:
+                self.steps.forward(self.model, flat, self._cache)
             self._tokens += ids
             if self._states is not None:
                 self._states.keep(range(len(ids)))

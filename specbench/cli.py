@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import specbench
-from specbench import engine_command, models, sampling_options, server_command
+from specbench import bench_command, engine_command, models, sampling_options, server_command
 from specbench.profiles import PROFILES
+from specbench.training import command as train_command
 
 SUITE = "specbench.suites.consistency"
 READER_LEFT = 141  # 128 + SIGPIPE
@@ -336,6 +337,21 @@ def workload(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return 0
 
 
+def train_drafter(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    try:
+        return train_command.run(args, shlex.join(["specbench", *sys.argv[1:]]))
+    except (ValueError, OSError) as error:
+        return _refused(error)
+
+
+def bench(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    return bench_command.bench(args)
+
+
+def compare(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    return bench_command.compare(args)
+
+
 def usage(args: argparse.Namespace, pytest_args: list[str]) -> int:
     args.parser.print_help()
     return 2
@@ -517,6 +533,19 @@ def _parser() -> _Parser:
     one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the sample (default 0)")
     one.add_argument("--tokenizer", metavar="MODEL", help="smollm2 or a folder: lengths in its tokens")
     one.set_defaults(run=workload, parser=one)
+    one = commands.add_parser(
+        "train-drafter", help="train a drafter on what a target itself writes", allow_abbrev=False
+    )
+    train_command.add_options(one, _count)
+    one.set_defaults(run=train_drafter, parser=one)
+
+    one = commands.add_parser("bench", help="speed-up, acceptance and memory, once the output is proved right")
+    bench_command.add_options(one, _count)
+    one.set_defaults(run=bench, parser=one)
+
+    one = commands.add_parser("compare", help="two runs of bench: exit code 1 where one setting became slower")
+    bench_command.add_compare_options(one)
+    one.set_defaults(run=compare, parser=one)
     return parser
 
 

@@ -174,7 +174,10 @@ class Cache(Protocol):
 
 
 class LanguageModel(Protocol):
-    """Weights that the reference decoder can drive: ours (`reference.model`) or transformers' (`reference.hf`)."""
+    """Weights that the reference decoder can drive: ours (`reference.model`) or transformers' (`reference.hf`).
+
+    Optional: `encode(flat, cache)`, which is `forward` for rows whose logits nobody reads, as in prefill.
+    """
 
     @property
     def vocab_size(self) -> int: ...

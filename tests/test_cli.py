@@ -44,14 +44,14 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 
 KNOWN = (
     "Known: check, soak, faults, controls, law, claims, architectures, model, sentinel, engines, server, drafters, "
-    "workload"
+    "workload, train-drafter, bench, compare"
 )
 MESSAGES = {
     "chek mod:A": (
         2,
         f"specbench: unknown command 'chek': did you mean check? {KNOWN}\n",
     ),
-    "train": (2, f"specbench: unknown command 'train'. {KNOWN}\n"),
+    "train": (2, f"specbench: unknown command 'train': did you mean train-drafter? {KNOWN}\n"),
     "model fech smollm2": (2, "specbench model: unknown command 'fech': did you mean fetch? Known: fetch, path\n"),
     "model fetch": (2, "specbench model fetch: the following arguments are required: NAME\n"),
     "model fetch smolm2": (1, "specbench: unknown model 'smolm2': did you mean smollm2? Known: smollm2\n"),

@@ -81,7 +81,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.naming",),
     ("specbench.judge",),
     ("specbench.control_run", "specbench.drafters", "specbench.fault_run", "specbench.soak", "specbench.worker"),
+    ("specbench.bench",),
     (
+        "specbench.bench_command",
         "specbench.engine_command",
         "specbench.fault_report",
         "specbench.isolation",
@@ -93,6 +95,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 PACKAGES = tuple(
     f"specbench.{name}"
     for name in (
+        "bench",
         "checks",
         "drafters",
         "engines",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,18 @@ from specbench.models import fetched
 from specbench.training import KINDS
 
 
-def add_options(one: argparse.ArgumentParser) -> None:
-    one.add_argument("target", help="the target: a folder, or the name of a fetched model")
-    one.add_argument("--kind", choices=KINDS, default="heads")
+def add_options(one: argparse.ArgumentParser, count: Callable[[str], int]) -> None:
+    one.add_argument("target", metavar="TARGET", help="a folder, or the name of a fetched model")
+    one.add_argument("--kind", choices=KINDS, default="heads", help="of the drafter (default heads)")
     one.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the drafter goes")
-    one.add_argument("--texts", type=Path, metavar="DIR", help="shards of texts and states (default: DIR/texts)")
-    one.add_argument("--num-texts", type=int, default=1200, help="answers to open prompts (default 1200)")
-    one.add_argument("--num-tokens", type=int, default=192, help="of an answer, at most (default 192)")
-    one.add_argument("--steps", type=int, default=3000, help="of training, each over 4 texts (default 3000)")
-    one.add_argument("--num-ids", type=int, default=8192, help="tokens that can be drafted (default 8192)")
-    one.add_argument("--depth", type=int, default=4, help="heads, or tokens drafted ahead in training (default 4)")
-    one.add_argument("--intermediate-size", type=int, help="of the layers (default: the target's)")
-    one.add_argument("--seed", type=int, default=0)
+    one.add_argument("--texts", type=Path, metavar="DIR", help="shards of texts and states (default: OUT/texts)")
+    one.add_argument("--num-texts", type=count, default=1200, metavar="N", help="answers (default 1200)")
+    one.add_argument("--num-tokens", type=count, default=192, metavar="N", help="of an answer, at most (default 192)")
+    one.add_argument("--steps", type=count, default=3000, metavar="N", help="over 4 texts each (default 3000)")
+    one.add_argument("--num-ids", type=count, default=8192, metavar="N", help="tokens to draft from (default 8192)")
+    one.add_argument("--depth", type=count, default=4, metavar="N", help="tokens that are drafted ahead (default 4)")
+    one.add_argument("--intermediate-size", type=count, metavar="N", help="of its layers (default: the target's)")
+    one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of everything (default 0)")
 
 
 def run(args: argparse.Namespace, command: str) -> int:

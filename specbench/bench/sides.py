@@ -1,0 +1,374 @@
+"""Who decodes: our own decoder, transformers' `generate`, or a target; each gives tokens and when they came.
+
+The timed part records stamps and nothing else: two clock reads and one append a step, four steps a round
+(`tests/test_bench_sides.py` counts them). What rounds drafted and accepted is read from the generation afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from specbench.bench.lean import LeanLlama
+from specbench.bench.metrics import RoundCounts
+from specbench.bench.rows import Setting
+from specbench.models import unknown_name
+from specbench.protocols import Drafter, LanguageModel
+from specbench.reference.decoder import Decoder
+from specbench.reference.drafters.best_first import BestFirstDrafter
+from specbench.reference.drafters.caching import CachingDrafter
+from specbench.reference.drafters.ngram import NGramDrafter
+from specbench.reference.drafters.sampled import SampledDrafter
+from specbench.reference.layouts import LAYOUTS
+from specbench.reference.model import LlamaModel
+from specbench.reference.steps import STEPS
+from specbench.steps import Steps
+from specbench.types import NEVER_STOP, Generation, Round, Sampling
+
+MAX_NODES = 64  # of a tree
+SHARE_OF_LAYERS = 3  # an early exit is the first third of them
+DRAFT, VERIFY, COMMIT = range(3)
+# One step of a round: which, and its begin and end by the clock.
+Stamp = tuple[int, float, float]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Fields as in `rows.Row`."""
+
+    tokens: tuple[int, ...]
+    seconds: float
+    first_seconds: float
+    first_tokens: int = 1
+    rounds: tuple[RoundCounts, ...] = ()
+    phases: Mapping[str, float] | None = None
+    num_rows: int | None = None
+
+
+class Side(Protocol):
+    def generate(self, prompt: Sequence[int], num: int, *, seed: int = 0) -> Answer:
+        """Exactly `num` new tokens, whatever end tokens there are among them."""
+        ...
+
+
+def load_own(folder: str, dtype: torch.dtype, device: str = "cpu") -> LanguageModel:
+    """The model that our side runs on: lean where its type allows it, other types as `reference.hf` has them. Its name
+    says which, and stands in the definition of a run as `forward`."""
+    from transformers import AutoConfig
+
+    from specbench.reference.hf import HFModel
+
+    if AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type not in ("llama", "mistral"):
+        return HFModel.load(folder, dtype=dtype, device=device)
+    model = LlamaModel.load(folder, dtype=dtype, device=device)
+    try:
+        return LeanLlama.of(model)
+    except ValueError:  # windows or biases: the definition names the forward that was used
+        return model
+
+
+def _early_exit(model: LanguageModel) -> LanguageModel:
+    if not isinstance(model, LlamaModel):
+        raise ValueError(f"an early exit needs a Llama whose layers can be cut, not a {type(model).__name__}")
+    return model.first_layers(max(1, model.num_layers // SHARE_OF_LAYERS))
+
+
+def _lookup(setting: Setting) -> Drafter:
+    from specbench.drafters.prompt_lookup import PromptLookupDrafter
+
+    return PromptLookupDrafter(gamma=setting.gamma, max_ngram=2)  # generate's own default
+
+
+def _suffix(setting: Setting) -> Drafter:
+    from specbench.drafters.suffix import SuffixDrafter
+
+    return SuffixDrafter(gamma=setting.gamma)
+
+
+# By name, over the target and, where one was named, a draft model.
+DRAFTERS: dict[str, Callable[[Setting, LanguageModel, LanguageModel | None], Drafter]] = {
+    "lookup": lambda setting, model, small: _lookup(setting),
+    "ngram": lambda setting, model, small: NGramDrafter(gamma=setting.gamma, width=setting.width),
+    "suffix": lambda setting, model, small: _suffix(setting),
+    "early_exit": lambda setting, model, small: _drafting(setting, _early_exit(model)),
+    "model": lambda setting, model, small: _drafting(setting, _named(small)),
+    "best_first": lambda setting, model, small: _best_first(setting, _early_exit(model) if small is None else small),
+}
+WITH_DRAFT_MODEL = ("model", "best_first")
+CHAINS = ("lookup", "suffix")
+
+
+def _drafting(setting: Setting, model: LanguageModel) -> Drafter:
+    """`width` candidates at every node, `gamma` deep, as far as MAX_NODES go; drawn at temperatures above 0."""
+    widths = (setting.width,) * setting.gamma
+    if setting.temperature:
+        return SampledDrafter(model, widths=widths, proposal="iid" if setting.width == 1 else "without_replacement")
+    return CachingDrafter(model, widths=widths)
+
+
+def _best_first(setting: Setting, model: LanguageModel) -> Drafter:
+    """`width` nodes grow at each of `gamma` levels; as many nodes are kept as `width` chains of that depth have."""
+    num_nodes = setting.gamma * setting.width
+    return BestFirstDrafter(model, gamma=setting.gamma, width=setting.width, num_nodes=num_nodes)
+
+
+def _named(small: LanguageModel | None) -> LanguageModel:
+    if small is None:
+        raise ValueError("the drafter 'model' needs a draft model of the same vocabulary: name one by --draft-model")
+    return small
+
+
+def make_drafter(setting: Setting, model: LanguageModel, small: LanguageModel | None = None) -> Drafter | None:
+    """ValueError for an unknown name, and for one that cannot be had over these models."""
+    if not setting.drafter:
+        return None
+    if setting.drafter not in DRAFTERS:
+        raise ValueError(unknown_name("drafter", setting.drafter, DRAFTERS))
+    if setting.drafter in CHAINS and setting.width != 1:
+        raise ValueError(f"the drafter {setting.drafter!r} drafts chains: width = {setting.width} must be 1")
+    return DRAFTERS[setting.drafter](setting, model, small)
+
+
+def stamped(steps: Steps, log: list[Stamp], *, clock: Callable[[], float], settle: Callable[[], object]) -> Steps:
+    """The same steps, each of which leaves a stamp. settle: waits for the device behind each forward."""
+
+    def timed(step: Callable[..., Any], code: int) -> Any:
+        def run(*args: Any, **keywords: Any) -> Any:
+            start = clock()
+            out = step(*args, **keywords)
+            log.append((code, start, clock()))
+            return out
+
+        return run
+
+    def forward(*args: Any, **keywords: Any) -> Any:
+        out = steps.forward(*args, **keywords)
+        settle()
+        return out
+
+    return replace(
+        steps,
+        draft=timed(steps.draft, DRAFT),
+        forward=timed(forward, VERIFY),
+        walk=timed(steps.walk, VERIFY),
+        sample=timed(steps.sample, VERIFY),
+        commit=timed(steps.commit, COMMIT),
+    )
+
+
+class OwnSide:
+    """The reference decoder over a model. clock: read twice a step, once before and once behind the whole."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        setting: Setting,
+        *,
+        small: LanguageModel | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._log: list[Stamp] = []
+        self._clock = clock
+        device = getattr(model, "device", torch.device("cpu"))
+        settle = torch.cuda.synchronize if device.type == "cuda" else _nothing
+        steps = replace(STEPS, flatten=LAYOUTS[setting.layout])
+        self._sampling = Sampling(temperature=setting.temperature)
+        self._drafter = make_drafter(setting, model, small)
+        self.decoder = Decoder(
+            model,
+            self._drafter,
+            steps=stamped(steps, self._log, clock=clock, settle=settle),
+            cache=setting.cache,
+            max_nodes=MAX_NODES,
+            max_depth=max(1, setting.gamma),
+        )
+
+    def generate(self, prompt: Sequence[int], num: int, *, seed: int = 0) -> Answer:
+        if (reset := getattr(self._drafter, "reset", None)) is not None:
+            reset()
+        self._log.clear()
+        start = self._clock()
+        said = self.decoder.generate(prompt, max_new_tokens=num, sampling=self._sampling, seed=seed)
+        end = self._clock()
+        return _own_answer(said, self._log, start, end)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _own_answer(said: Generation, log: Sequence[Stamp], start: float, end: float) -> Answer:
+    """The first round ends with the first commit: what is not prefill of that round is in TTFT."""
+    stamps = list(log)
+    # A prefill without `encode` is a forward before any round: rounds are counted from behind.
+    num_commits = sum(code == COMMIT for code, _, _ in stamps)
+    assert num_commits == len(said.rounds), "one commit a round"
+    first = next(idx for idx, (code, _, _) in enumerate(stamps) if code == COMMIT)
+    arrived = stamps[first][2]
+    parts = dict.fromkeys(("draft", "verify", "commit"), 0.0)
+    for code, begun, ended in stamps[first + 1 :]:
+        parts[("draft", "verify", "commit")[code]] += ended - begun
+    return Answer(
+        tokens=said.tokens,
+        seconds=end - start,
+        first_seconds=arrived - start,
+        first_tokens=len(said.rounds[0].emitted),
+        rounds=tuple(counts_of(one) for one in said.rounds),
+        phases={**parts, "decode": end - arrived},
+        num_rows=sum(one.num_rows for one in said.rounds),
+    )
+
+
+def counts_of(one: Round) -> RoundCounts:
+    depth = [0] * len(one.parents)
+    for node, parent in enumerate(one.parents[1:], start=1):
+        depth[node] = depth[parent] + 1
+    return RoundCounts(len(one.tokens) - 1, max(depth), len(one.path), len(one.emitted))
+
+
+class _Arrivals:
+    """What transformers calls a streamer: is handed the prompt, then the new tokens of each forward."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.events: list[tuple[int, float]] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.events.append((tokens.numel(), self._clock()))
+
+    def end(self) -> None:
+        pass
+
+
+class TransformersSide:
+    """`generate` as installed: greedy or sampled, plain or with its prompt lookup ("lookup")."""
+
+    def __init__(self, model: Any, setting: Setting, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        """model: a transformers model, whose end tokens are taken from it, so that all that is asked for comes."""
+        if setting.drafter not in ("", "lookup"):
+            raise ValueError(f"transformers' drafter {setting.drafter!r} must be '' or 'lookup'")
+        self._model, self._clock, self._setting = model, clock, setting
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = 0
+        self._options: dict[str, Any] = {"do_sample": bool(setting.temperature)}
+        if setting.temperature:
+            self._options |= {"temperature": setting.temperature, "top_k": 0, "top_p": 1.0}
+        if setting.drafter:
+            self._options["prompt_lookup_num_tokens"] = setting.gamma
+
+    def generate(self, prompt: Sequence[int], num: int, *, seed: int = 0) -> Answer:
+        ids = torch.tensor([list(prompt)], device=self._model.device)
+        mask, arrivals = torch.ones_like(ids), _Arrivals(self._clock)
+        if self._setting.temperature:
+            torch.manual_seed(seed)
+        start = self._clock()
+        said = self._model.generate(ids, attention_mask=mask, max_new_tokens=num, streamer=arrivals, **self._options)
+        tokens = tuple(said[0, len(prompt) :].tolist())
+        end = self._clock()
+        events = arrivals.events[1:]  # the prompt came first
+        drafted = None if self._setting.drafter else 0
+        return Answer(
+            tokens=tokens,
+            seconds=end - start,
+            first_seconds=events[0][1] - start,
+            first_tokens=events[0][0],
+            rounds=tuple(RoundCounts(drafted, drafted, emitted - 1, emitted) for emitted, _ in events),
+        )
+
+
+def load_transformers(folder: str, dtype: torch.dtype, device: str = "cpu") -> Any:
+    """With the attention that transformers chooses for it."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+    return model.to(device).eval()
+
+
+class TargetSide:
+    """Any target with `generate`. It shows no first token, so a call for one token alone says when that came."""
+
+    def __init__(self, adapter: Any, setting: Setting, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._adapter, self._clock = adapter, clock
+        self._sampling = Sampling(temperature=setting.temperature)
+
+    def generate(self, prompt: Sequence[int], num: int, *, seed: int = 0) -> Answer:
+        first_seconds, _ = self._timed(prompt, 1, seed)
+        seconds, said = self._timed(prompt, num, seed)
+        rounds = said.rounds if isinstance(said, Generation) else ()
+        tokens = said.tokens if isinstance(said, Generation) else tuple(int(one) for one in said)
+        return Answer(
+            tokens=tokens,
+            seconds=seconds,
+            first_seconds=min(first_seconds, seconds),
+            rounds=tuple(counts_of(one) for one in rounds),
+            num_rows=sum(one.num_rows for one in rounds) if rounds else None,
+        )
+
+    def _timed(self, prompt: Sequence[int], num: int, seed: int) -> tuple[float, Any]:
+        asked = list(prompt)
+        start = self._clock()
+        said = self._adapter.generate(asked, max_new_tokens=num, sampling=self._sampling, stop=NEVER_STOP, seed=seed)
+        return self._clock() - start, said
+
+
+class Sides:
+    """Makes a side for each setting; what they share is loaded once, and only when it is asked for."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        dtype: torch.dtype,
+        *,
+        longest: int,
+        device: str = "cpu",
+        draft_model: str = "",
+        target: Any = None,
+    ) -> None:
+        """longest: tokens of a text, prompt and answer, for which our caches have room. target: an adapter, of settings
+        of side "target"; its plain decoding is `with_drafter(None)`."""
+        self._folder, self._dtype, self._device, self._longest = str(folder), dtype, device, longest
+        self._draft_model, self._target = draft_model, target
+        self._loaded: dict[str, Any] = {}
+
+    def make(self, setting: Setting) -> Side:
+        """ValueError for what cannot be had."""
+        if setting.side == "transformers":
+            return TransformersSide(self._once("transformers", self._load_transformers), setting)
+        if setting.side == "target":
+            return TargetSide(self._target if setting.drafter else self._target.with_drafter(None), setting)
+        return OwnSide(self.model, setting, small=self._small(setting))
+
+    def check(self, setting: Setting) -> None:
+        """ValueError for a drafter of ours that cannot be had, before anything is measured."""
+        if setting.side == "own":
+            make_drafter(setting, self.model, self._small(setting))
+
+    @property
+    def model(self) -> LanguageModel:
+        return self._once("own", self._load_own)
+
+    def _load_own(self) -> LanguageModel:
+        model = load_own(self._folder, self._dtype, self._device)
+        return model.with_capacity(self._longest + MAX_NODES + 1) if isinstance(model, LeanLlama) else model
+
+    def _small(self, setting: Setting) -> LanguageModel | None:
+        if setting.drafter not in WITH_DRAFT_MODEL or not self._draft_model:
+            return None
+        small = self._once("small", lambda: load_own(self._draft_model, self._dtype, self._device))
+        if small.vocab_size != self.model.vocab_size:
+            sizes = f"{small.vocab_size} tokens, must have {self.model.vocab_size}"
+            raise ValueError(f"--draft-model {self._draft_model} has {sizes} (the target's vocabulary)")
+        return small
+
+    def _load_transformers(self) -> Any:
+        return load_transformers(self._folder, self._dtype, self._device)
+
+    def _once(self, name: str, load: Callable[[], Any]) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = load()
+        return self._loaded[name]
