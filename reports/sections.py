@@ -1,0 +1,384 @@
+"""The report's sections: which numbers and figures stand together, and how each is defined. Plain text, no HTML.
+
+A section is left out where its records are not there. Every drawing carries the table that it was drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from specbench.record import RunRecord
+from specbench.reports import bench, engines, figures, lossiness, trees
+from specbench.reports.bench import Study
+from specbench.reports.table import Column, Table, by, text
+from specbench.reports.theme import as_png, as_svg
+from specbench.sanitize import plain
+
+MAX_MESSAGE = 6_000
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """name: of its files. svg: a file of its own. png: None for one that is drawn by code. is_wide: it needs more than
+    a column, and scrolls where there is not as much."""
+
+    name: str
+    title: str
+    svg: str
+    png: bytes | None
+    table: Table
+    is_wide: bool = False
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A text as it stands: a command, a message."""
+
+    title: str
+    text: str
+    is_open: bool = True
+
+
+@dataclass(frozen=True)
+class Section:
+    """finding: what one reads first. definitions: of the numbers, beside them. tables: besides those of drawings, shown
+    open."""
+
+    id: str
+    title: str
+    finding: str = ""
+    definitions: tuple[str, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
+    tables: tuple[Table, ...] = ()
+    folded: tuple[Table, ...] = ()
+    listings: tuple[Listing, ...] = ()
+
+
+def drawn(title: str, make: Callable[..., Figure], table: Table, *rows: Any, is_wide: bool = False) -> Drawing:
+    """make: called with the rows, by default the table's."""
+    figure = make(*(rows or (table.rows,)))
+    return Drawing(table.name, title, as_svg(figure), as_png(figure), table, is_wide)
+
+
+def of_bench(study: Study) -> list[Section]:
+    """Inside `theme.style`."""
+    found = [_verdicts(study), _speedups(study), _gamma(study), _acceptance(study), _lengths(study), _rounds(study)]
+    found += [_memory(study), _costs(study), _looping(study), _machine(study)]
+    return [one for one in found if one is not None]
+
+
+def _verdicts(study: Study) -> Section:
+    table = bench.verdicts(study)
+    nums = {name: sum(row["verdict"] == name for row in table.rows) for name in ("EQUAL", "NOISE", "BUG", "NOT TESTED")}
+    finding = ", ".join(f"{num} {name}" for name, num in nums.items() if num)
+    return Section(
+        "verdicts",
+        "Was the output right?",
+        f"{len(table.rows)} settings: {finding}." if table.rows else "The run names no settings.",
+        (
+            "EQUAL: exactly plain decoding's tokens. NOISE: other tokens, each a tie within a bound that was measured on "
+            "plain decoding in this dtype. BUG: other tokens than that. NOT TESTED: nobody could tell; it is no pass.",
+            "Only EQUAL and NOISE are verified, and only verified settings have a speed-up.",
+            "equal, at least: the exact one-sided 95 % bound (Clopper-Pearson) of the share of outputs that are plain "
+            "decoding's, token for token.",
+            "law: above temperature 0 equal tokens are not asked for; it says whether the law of the draws was checked.",
+        ),
+        tables=(table,),
+    )
+
+
+def _speedups(study: Study) -> Section | None:
+    table, categories, duels = bench.speeds(study), bench.categories(study), bench.duels(study)
+    rows = [one for one in table.rows if one["role"] != "baseline"]
+    if not rows:
+        return None
+    drawings = [drawn("Speed-up of every verified setting", figures.speedups, table, table.rows, categories.rows)]
+    own = [one for one in categories.rows if one["setting"] == study.best]
+    if study.best is not None and own:
+        overall = next(one for one in table.rows if one["setting"] == study.best)
+        title = f"{study.best}, by category"
+        drawings.append(drawn(title, figures.categories, categories, own, overall))
+    clear = sum(one["low"] is not None and one["low"] > 1 for one in rows)
+    slower = sum(one["high"] is not None and one["high"] < 1 for one in rows)
+    finding = f"Of {len(rows)} verified settings {clear} are shown to be faster than {study.baseline}, {slower} slower."
+    more = f" The {figures.MOST_SETTINGS} fastest are drawn." if len(rows) > figures.MOST_SETTINGS else ""
+    return Section(
+        "speedups",
+        "How much faster?",
+        finding + more,
+        (
+            "speed-up: seconds a token of the baseline / seconds a token of the setting, each the median of its "
+            "repetitions, on the same prompt and the same number of tokens; the geometric mean over all n prompts. "
+            "Prefill and the first round are not in it: end to end has them.",
+            f"baseline: {study.baseline}, the fastest plain decoding of this run that was right.",
+            "[from, to]: 95 % bootstrap interval over prompts. A filled dot: the interval leaves out 1. Small circles: "
+            "categories, points with their n and no intervals, for they hold few prompts.",
+            "tokens/s, a token: medians over rows behind the first arrival. first token: from the call to the first "
+            "tokens. prompts left out: all their tokens came at once, so that there is no time between them.",
+        ),
+        tuple(drawings),
+        folded=(duels,) if duels.rows else (),
+    )
+
+
+def _gamma(study: Study) -> Section | None:
+    table = bench.gammas(study)
+    if not table.rows:
+        return None
+    knees = [
+        f"{one['curve']} at γ = {one['gamma']} ({one['speedup']:.2f}×)" for one in table.rows if "knee" in one["mark"]
+    ]
+    return Section(
+        "gamma",
+        "How long should a draft be?",
+        f"The knee: {'; '.join(knees)}.",
+        (
+            "γ: drafted tokens in depth. A curve is one drafter of which nothing else differs.",
+            "knee: the smallest γ whose speed-up is not below the lower end of the best one's interval: a longer draft "
+            "has not shown that it gains anything.",
+            "predicted (dashed): from the rounds that the longest draft recorded, cut to γ, the measured cost of a "
+            "forward, of drafting and of the host. Its best is a diamond.",
+        ),
+        (drawn("Speed-up by drafted length", figures.gamma, table),),
+    )
+
+
+def _acceptance(study: Study) -> Section | None:
+    summary, table = bench.acceptances(study), bench.depths(study)
+    if not summary.rows:
+        return None
+    shown = [one for one in table.rows if one["setting"] in study.shown]
+    drawings = (drawn("Acceptance by depth", figures.depths, table, shown),) if shown else ()
+    first = summary.rows[0]
+    finding = (
+        f"{first['setting']} emits {first['length']:.2f} tokens a forward (n = {first['num_rounds']:,} rounds of "
+        f"{first['num_requests']:,} requests)."
+    )
+    return Section(
+        "acceptance",
+        "How good are the drafts?",
+        finding,
+        (
+            "acceptance length: tokens emitted a verifying forward, the target's own (bonus) token included: no draft "
+            "accepted is length 1. pooled: all tokens over all rounds; per request: the mean of each request's own.",
+            "rate: accepted drafts / drafted depth; a tree of width 3 and depth 4 drafts 4 deep. forwards a token: "
+            "verifying forwards / tokens emitted by them.",
+            "conditional at depth d: accepted at d / rounds that accepted d - 1 and drafted d. joint: accepted at d / "
+            "all rounds that drafted as deep as d.",
+            "Drawn: the fastest setting of each drafter that says how deep it drafted. Settings that are not verified "
+            "are marked in the tables.",
+        ),
+        drawings,
+        tables=(summary,),
+    )
+
+
+def _lengths(study: Study) -> Section | None:
+    table = bench.lengths(study)
+    shown = [one for one in table.rows if one["setting"] in study.shown]
+    if not shown:
+        return None
+    return Section(
+        "lengths",
+        "How many tokens does a round give?",
+        "",
+        (
+            "length of a round: drafts accepted + 1, the target's own token. What a token limit cut off is counted as "
+            "accepted.",
+        ),
+        (drawn("Rounds by acceptance length", figures.lengths, table, shown),),
+    )
+
+
+def _rounds(study: Study) -> Section | None:
+    table = bench.phases(study)
+    if not table.rows:
+        return None
+    first = table.rows[0]
+    parts = ", ".join(f"{part} {100 * first[f'{part}_share']:.0f} %" for part in bench.PHASES)
+    return Section(
+        "rounds",
+        "Where does the time go?",
+        f"{first['setting']}: {parts}.",
+        (
+            "a token, a round: behind the first arrival, over the rows that tell. draft: the drafter. verify: the "
+            "target's forward and the walk over its logits. commit: keeping the accepted rows of the cache. host: what "
+            "no step accounts for.",
+            "rows that do not tell: of a decoder that shows only the whole.",
+        ),
+        (drawn("Milliseconds of a token", figures.rounds, table),),
+    )
+
+
+def _memory(study: Study) -> Section | None:
+    table = bench.memory(study)
+    if not table.rows:
+        return None
+    return Section(
+        "memory",
+        "How much memory?",
+        "",
+        (
+            "predicted, by formula: weights; cache (keys and values of the context); tree (attention and feed-forward "
+            "of a round); logits (of a round). working, predicted: the most of these but the weights at one time, so "
+            "less than their sum.",
+            "measured, in a process of its own: weights (what loading added) and working (the peak above what was "
+            "loaded).",
+        ),
+        (drawn("Predicted beside measured", figures.memory, table),),
+    )
+
+
+def _costs(study: Study) -> Section | None:
+    table = bench.costs(study)
+    if not table.rows:
+        return None
+    last = table.rows[-1]
+    finding = ""
+    if last["times"] is not None:
+        finding = f"A forward of {last['rows']} rows costs {last['times']:.2f}× one of 1 row."
+    return Section(
+        "costs",
+        "What does a wider forward cost?",
+        finding,
+        ("Median seconds of one target forward by its rows, behind the context that is named. Flat: tokens are verified for nothing.",),
+        (drawn("A forward by its rows", figures.costs, table),),
+    )
+
+
+def _looping(study: Study) -> Section | None:
+    table = bench.loops(study)
+    if not table.rows:
+        return None
+    last = table.rows[-1]
+    finding = ""
+    if last["looping"] is not None:
+        finding = f"{100 * last['looping']:.1f} % of {last['tokens']:,} tokens loop. It flatters drafters that look text up."
+    return Section(
+        "looping",
+        "Does the output repeat itself?",
+        finding,
+        (
+            "looping: share of the tokens that go on a block of up to 32 tokens which was said at least twice right "
+            f"before, of {study.baseline}'s outputs, each prompt once.",
+        ),
+        (drawn("Looping share by category", figures.looping, table),),
+    )
+
+
+def _machine(study: Study) -> Section:
+    command = plain(str(study.run.header["command"]), MAX_MESSAGE)
+    return Section(
+        "machine",
+        "Machine, versions, and how to reproduce",
+        "",
+        ("Two runs are comparable where machine and definition are the same; `specbench compare A.jsonl B.jsonl` says so.",),
+        tables=(bench.machine(study),),
+        folded=(bench.settings(study),),
+        listings=(Listing("To run it again", command), Listing("To write this page again", "specbench report RUN.jsonl")),
+    )
+
+
+def of_lossiness(record: Mapping[str, Any]) -> Section:
+    """record: what `specbench law --lossiness FILE.json` wrote. ValueError where it is not."""
+    columns = (
+        text("rule", "rule"),
+        text("parameter", "parameter"),
+        Column("value", "value", 3),
+        Column("acceptance_length", "acceptance length", 3),
+        Column("tv", "TV to sampling", 4),
+        Column("tv_largest", "largest TV", 4),
+        Column("tv_greedy", "TV to greedy", 4),
+    )
+    names = [one.name for one in columns[2:]]
+    try:
+        rows = tuple(
+            {"rule": curve["rule"], "parameter": curve["parameter"], **{name: point[name] for name in names}}
+            for curve in record["curves"]
+            for point in curve["points"]
+        )
+        table = Table("lossiness", "What lossy rules gain and lose", columns, rows)
+        drawing = drawn("Acceptance length against total variation", lossiness.figure, table, record["curves"], is_wide=True)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the lossiness record lacks or has a wrong {error}") from None
+    return Section(
+        "lossiness",
+        "What does a lossy rule give up?",
+        f"{len(by(rows, 'rule'))} rules, {record.get('drafts', '')}.",
+        (
+            "acceptance length: accepted drafts + 1, mean of a round. total variation: half the sum of the differences "
+            "between the law that is emitted and the target's; 0 is lossless, 1 has nothing in common.",
+        ),
+        (drawing,),
+        listings=_command(record),
+    )
+
+
+def of_engines(record: Mapping[str, Any]) -> Section:
+    """record: what `specbench engines --json` wrote. ValueError where it is not."""
+    table = engines.audits(record["engines"])
+    drawings = []
+    if any(one["bound"] for one in table.rows):
+        drawings.append(drawn("Largest regret beside its bound", engines.regrets, table))
+        drawings.append(drawn("How often a token is not the oracle's", engines.rates, _named(table, "engines-rates")))
+    nums = {name: len(some) for (name,), some in by(table.rows, "verdict").items()}
+    return Section(
+        "engines",
+        "Are other engines right?",
+        f"{len(table.rows)} modes: {', '.join(f'{num} {name}' for name, num in nums.items())}.",
+        (
+            "regret: the oracle's best logit minus that of the token which was emitted, float64, on the engine's own "
+            "weights. bound: what no error of so many tokens exceeds but with the stated false-alarm rate, measured on "
+            "the engine's plain decoding.",
+            "not the oracle's token: tokens with a regret above 0, of all; beside it plain decoding's share. A mode that "
+            "leaves more often than plain decoding does is a BUG even where each single regret is small.",
+        ),
+        tuple(drawings),
+        tables=(table,),
+        listings=_command(record),
+    )
+
+
+def of_consistency(run: RunRecord) -> Section:
+    """The failures of a consistency run, the smallest tree of each claim drawn."""
+    failing, drawings, seen = trees.failing(run), [], set()
+    for one in trees.failures(run):
+        nodes = trees.tree_of(one.message)
+        if not nodes or one.claim in seen or len(drawings) == trees.MOST_TREES:
+            continue
+        seen.add(one.claim)
+        name = f"tree-{len(drawings) + 1}"
+        title = plain(f"{one.claim} on {one.subject}: {one.message.partition(chr(10))[0]}", 200, one_line=True)
+        drawings.append(Drawing(name, title, trees.drawing(nodes), None, trees.nodes_table(name, nodes), is_wide=True))
+    num = len(failing.rows)
+    told = f"{num} of {len(run.claims)} cells fail" if num else f"None of {len(run.claims)} cells fails"
+    return Section(
+        "consistency",
+        "What fails, and on which tree?",
+        f"{plain(run.target, 200, one_line=True)}: {told}.",
+        (
+            "A cell is a claim on a subject. Each tree is the smallest case that still fails: a row a node, children to "
+            "the right and below; filled: accepted or committed, a thick ring: spoken of.",
+        ),
+        tuple(drawings),
+        tables=(trees.counts(run), failing) if num else (trees.counts(run),),
+        listings=tuple(
+            Listing(f"{one.claim} on {one.subject}", plain(one.message, MAX_MESSAGE), is_open=False)
+            for one in trees.failures(run)[: trees.MOST_TREES]
+        ),
+    )
+
+
+def _named(table: Table, name: str) -> Table:
+    return Table(name, table.title, table.columns, table.rows)
+
+
+def _command(record: Mapping[str, Any]) -> tuple[Listing, ...]:
+    command = record.get("command")
+    return (Listing("To run it again", plain(command, MAX_MESSAGE)),) if isinstance(command, str) else ()
+
+
