@@ -70,9 +70,11 @@ class Study:
 
 @dataclass(frozen=True)
 class Headline:
-    """sentence: what an engineer with one minute reads. facts: (label, value) beside it. notes: below it."""
+    """sentence: what an engineer with one minute reads. place: on which machine and model. facts: (label, value) beside
+    it. notes: below it."""
 
     sentence: str
+    place: str = ""
     facts: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -81,12 +83,12 @@ def headline(study: Study) -> Headline:
     wrong = [name for name in study.settings if study.gate(name).verdict == BUG]
     has = "has" if len(wrong) == 1 else "have"
     notes = [f"{_counted(len(wrong), 'setting')} gave wrong output (BUG) and {has} no speed-up."] if wrong else []
-    on = f" On {place_of(study)}."
-    if study.baseline is None:
-        return Headline(f"No speed-up can be given: no plain decoding was both right and timed.{on}", (), tuple(notes))
-    best, baseline = study.best, study.baseline
+    place, best, baseline = place_of(study), study.best, study.baseline
+    if baseline is None:
+        sentence = "No speed-up can be given: no plain decoding was both right and timed."
+        return Headline(sentence, place, notes=tuple(notes))
     if best is None:
-        return Headline(f"No setting has a speed-up: none was both verified and timed.{on}", (), tuple(notes))
+        return Headline("No setting has a speed-up: none was both verified and timed.", place, notes=tuple(notes))
     told, gate = study.told[best], study.gate(best)
     decode = told["speedup"]["decode"]
     over = f"over {_counted(decode['n'], 'prompt')}"
@@ -101,13 +103,13 @@ def headline(study: Study) -> Headline:
         sentence = f"No setting is shown to be faster than {baseline}: the best, {best}, is at {times} ({interval})"
     right = {
         EQUAL: "its output was right: plain decoding's, token for token",
-        NOISE: "its output was right but for ties: where it differs from plain decoding's, rounding explains it",
+        NOISE: "its output was right but for ties that rounding explains",
     }[gate.verdict]
     before = study.told[baseline]
     facts = [
-        ("output", f"{gate.verdict}, {gate.num_equal} of {gate.num_outputs} outputs equal"),
-        ("a token", f"{_ms(before['seconds_a_token'])} → {_ms(told['seconds_a_token'])} ms"),
-        ("first token", f"{_ms(before['first_seconds'])} → {_ms(told['first_seconds'])} ms"),
+        ("output", f"{gate.verdict}, {gate.num_equal} of {gate.num_outputs} equal"),
+        ("time a token", _from_to(before["seconds_a_token"], told["seconds_a_token"])),
+        ("time to the first token", _from_to(before["first_seconds"], told["first_seconds"])),
     ]
     if told["acceptance"]["length"] is not None:
         facts.append(("acceptance length", f"{told['acceptance']['length']:.2f} tokens a forward"))
@@ -115,7 +117,7 @@ def headline(study: Study) -> Headline:
     if len(study.ranked) > 1:
         fastest = f"{best} is the fastest of {len(study.ranked)} verified settings"
         notes.append(f"{fastest}; the interval does not allow for that choice.")
-    return Headline(f"{sentence}, and {right}.{on}", tuple(facts), tuple(notes))
+    return Headline(f"{sentence}, and {right}.", place, tuple(facts), tuple(notes))
 
 
 def place_of(study: Study) -> str:
@@ -130,6 +132,7 @@ def place_of(study: Study) -> str:
 
 
 def verdicts(study: Study) -> Table:
+    """law: whether the law of the draws was checked, told where anything was drawn."""
     rows = []
     for name in study.order:
         gate, speedup = study.gate(name), (study.speedup(name) or {}).get("decode", {})
@@ -147,6 +150,9 @@ def verdicts(study: Study) -> Table:
                 "sentence": gate.sentence,
             }
         )
+    law = (text("law", "law"),) if any(row["law"] != "greedy" for row in rows) else ()
+    if not law:
+        rows = [{name: value for name, value in row.items() if name != "law"} for row in rows]
     columns = (
         text("setting", "setting"),
         text("verdict", "verdict"),
@@ -157,7 +163,7 @@ def verdicts(study: Study) -> Table:
         count("equal", "equal"),
         count("outputs", "of outputs"),
         share("at_least", "equal, at least"),
-        text("law", "law"),
+        *law,
         text("sentence", "what was found"),
     )
     return Table("verdicts", "Verdict and speed-up of every setting", columns, tuple(rows), _marked(study, rows))
@@ -524,8 +530,12 @@ def _minus(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one - other
 
 
-def _ms(seconds: float | None) -> str:
-    return MISSING if seconds is None else f"{1e3 * seconds:.{0 if seconds >= 0.1 else 1}f}"
+def _from_to(before: float | None, after: float | None) -> str:
+    """Milliseconds, of as many digits on both sides."""
+    if before is None or after is None:
+        return MISSING
+    digits = 0 if min(before, after) >= 0.1 else 1
+    return f"{1e3 * before:,.{digits}f} → {1e3 * after:,.{digits}f} ms"
 
 
 def _counted(num: int, noun: str) -> str:

@@ -20,16 +20,17 @@ Rows = Sequence[Mapping[str, Any]]
 COLOURS = [LIGHT[name] for name in SERIES]
 MOST_SETTINGS = 16  # of a figure; the table has all
 MOST_CURVES = 6
-MAX_NAME = 44
+MAX_NAME = 42
+LINE_LETTERS = 54  # of a line, name and number
 RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16)
-SMALL = 8.0
+SMALL = 9.0
 
 
 def speedups(rows: Rows, points: Rows) -> Figure:
     """rows: of `speedups`, the baseline left out. points: of `categories`. A filled dot: the interval leaves
     out 1; circles below it are categories."""
     rows = [one for one in rows if one["role"] != "baseline"][:MOST_SETTINGS]
-    drawing = figure(0.55 + 0.46 * len(rows))
+    drawing = figure(0.6 + 0.48 * len(rows))
     axes = drawing.subplots()
     categories = by(points, "setting")
     values = [1.0]
@@ -41,7 +42,8 @@ def speedups(rows: Rows, points: Rows) -> Figure:
         axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="butt")
         is_clear = one["low"] is not None and (low > 1 or high < 1)
         axes.plot(one["speedup"], y, "o", markersize=6.5, color=colour, markerfacecolor=colour if is_clear else PAPER)
-        axes.plot(mine, [y - 0.22] * len(mine), "o", markersize=3.4, color=SOFT, markerfacecolor="none", markeredgewidth=0.9)
+        circles = {"markersize": 3.4, "markerfacecolor": "none", "markeredgewidth": 0.9, "color": SOFT}
+        axes.plot(mine, [y - 0.22] * len(mine), "o", **circles)
         values += [low, high, *mine]
         label_row(axes, y, one["setting"], _interval(one), colour)
     _ratio_axis(axes, values)
@@ -63,7 +65,8 @@ def categories(rows: Rows, overall: Mapping[str, Any]) -> Figure:
     for idx, one in enumerate(rows):
         axes.plot(one["speedup"], -idx, "o", markersize=5.5, color=INK, markerfacecolor=PAPER)
         values.append(one["speedup"])
-    axes.set_yticks([-idx for idx in range(len(rows))], [f"{_short(one['category'], 22)} (n = {one['n']})" for one in rows])
+    labels = [f"{_short(one['category'], 22)} (n = {one['n']})" for one in rows]
+    axes.set_yticks([-idx for idx in range(len(rows))], labels)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.axvline(1, color=SOFT, linewidth=0.9, linestyle=(0, (3, 2)), zorder=0)
     axes.spines["left"].set_visible(False)
@@ -89,19 +92,18 @@ def gamma(rows: Rows) -> Figure:
         known = [one for one in mine if one["speedup"] is not None]
         xs, ys = [one["gamma"] for one in known], [one["speedup"] for one in known]
         lows, highs = ([_or(one[end], one["speedup"]) for one in known] for end in ("low", "high"))
-        ends = [[y - low for y, low in zip(ys, lows, strict=True)], [high - y for y, high in zip(ys, highs, strict=True)]]
+        ends = [[one - low for one, low in zip(ys, lows, strict=True)]]
+        ends += [[high - one for one, high in zip(ys, highs, strict=True)]]
         axes.errorbar(xs, ys, yerr=ends, color=colour, marker=marker, markersize=4.5, elinewidth=1, label=_short(curve))
         values += [*ys, *lows, *highs]
         for one in mine:
             marks = one["mark"].split(", ")
             if "knee" in marks:
                 axes.plot(one["gamma"], one["speedup"], "o", markersize=11, color=colour, markerfacecolor="none")
-                place = {"xytext": (9, 9), "textcoords": "offset points", "color": colour}
+                place = {"xytext": (9, -12), "textcoords": "offset points", "color": colour}
                 axes.annotate(f"knee γ = {one['gamma']}", (one["gamma"], one["speedup"]), fontsize=SMALL, **place)
             if "predicted best" in marks:
                 axes.plot(one["gamma"], one["predicted"], "D", markersize=6, color=colour, markerfacecolor=PAPER)
-                place = {"xytext": (7, -11), "textcoords": "offset points", "color": colour}
-                axes.annotate(f"predicted γ = {one['gamma']}", (one["gamma"], one["predicted"]), fontsize=SMALL, **place)
     axes.axhline(1, color=SOFT, linewidth=0.9, linestyle=(0, (3, 2)), zorder=0)
     axes.set_ylim(*_around(values, 0.12))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -109,6 +111,9 @@ def gamma(rows: Rows) -> Figure:
     axes.grid(axis="y")
     axes.set_xlabel("γ, drafted tokens in depth")
     axes.set_ylabel("speed-up")
+    if any(one["predicted"] is not None for one in rows):
+        style = {"color": SOFT, "linestyle": (0, (4, 2)), "linewidth": 1, "marker": "D", "markerfacecolor": PAPER}
+        axes.plot([], [], label="predicted, ◇ its best", **style)
     _legend(drawing, axes)
     return drawing
 
@@ -136,12 +141,13 @@ def depths(rows: Rows) -> Figure:
 
 
 def lengths(rows: Rows) -> Figure:
-    """rows: of `lengths`. One row of bars a setting."""
+    """rows: of `lengths`. One row of bars a setting, the first in the accent's colour."""
     settings = list(by(rows, "setting").items())[:MOST_CURVES]
     drawing = figure(0.45 + 0.95 * len(settings))
     panels = drawing.subplots(len(settings), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for idx, (axes, ((setting,), mine)) in enumerate(zip(panels, settings, strict=True)):
-        axes.bar([one["length"] for one in mine], [one["share"] for one in mine], width=0.72, color=COLOURS[idx])
+        colour = SOFT if idx else ACCENT
+        axes.bar([one["length"] for one in mine], [one["share"] for one in mine], width=0.72, color=colour)
         num = sum(one["rounds"] for one in mine)
         axes.set_title(f"{_short(setting)} (n = {num:,} rounds)", loc="left")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -157,7 +163,7 @@ def rounds(rows: Rows) -> Figure:
     """rows: of `rounds`. Milliseconds of a token by phase, in words below each bar."""
     return _stacks(
         rows[:MOST_SETTINGS],
-        ("draft", "verify", "commit", "host"),
+        {"draft": "s2", "verify": "accent", "commit": "s3", "host": "s6"},
         lambda one: f"{1e3 * one['total']:.1f} ms",
         unit=1e-3,
         label="milliseconds a token, behind the first tokens",
@@ -175,13 +181,13 @@ def memory(rows: Rows) -> Figure:
             for what, some in (("predicted", predicted), ("measured", measured))
             if any(value is not None for value in some.values())
         ]
-    names = ("weights", "cache", "tree", "logits", "working")
-    bars = [{name: one.get(name) for name in ("setting", *names)} for one in bars]
+    colours = {"weights": "s6", "cache": "accent", "tree": "s3", "logits": "s4", "working": "s2"}
+    bars = [{name: one.get(name) for name in ("setting", *colours)} for one in bars]
 
     def total(one: Mapping[str, Any]) -> str:
-        return f"{sum(one[name] or 0 for name in names) / 2**20:,.0f} MiB"
+        return f"{sum(one[name] or 0 for name in colours) / 2**20:,.0f} MiB"
 
-    return _stacks(bars, names, total, unit=2.0**20, label="MiB")
+    return _stacks(bars, colours, total, unit=2.0**20, label="MiB")
 
 
 def costs(rows: Rows) -> Figure:
@@ -232,21 +238,22 @@ def looping(rows: Rows) -> Figure:
     return drawing
 
 
-def _stacks(rows: Rows, names: Sequence[str], total: Any, *, unit: float, label: str) -> Figure:
-    names = [name for name in names if any(one[name] for one in rows)]
-    drawing = figure(0.75 + 0.52 * len(rows))
+def _stacks(rows: Rows, colours: Mapping[str, str], total: Any, *, unit: float, label: str) -> Figure:
+    """colours: of the theme, by the name of the part. total: the words at a bar's end."""
+    names = [name for name in colours if any(one[name] for one in rows)]
+    drawing = figure(0.8 + 0.56 * len(rows))
     axes = drawing.subplots()
     for idx, one in enumerate(rows):
         y, left = -idx, 0.0
-        for at, name in enumerate(names):
+        for name in names:
             value = max(0.0, (one[name] or 0.0) / unit)
-            style = {"color": COLOURS[at], "edgecolor": PAPER, "linewidth": 0.8}
+            style = {"color": LIGHT[colours[name]], "edgecolor": PAPER, "linewidth": 0.8}
             axes.barh(y, value, left=left, height=0.3, label=name if idx == 0 else None, **style)
             left += value
         label_row(axes, y, one["setting"], total(one), INK)
         parts = [f"{name} {_digits(one[name] / unit)}" for name in names if one[name] is not None]
         where = axes.get_yaxis_transform()
-        axes.text(0, y - 0.3, " · ".join(parts), transform=where, va="center", fontsize=SMALL, color=SOFT)
+        axes.text(0, y - 0.31, " · ".join(parts), transform=where, va="center", fontsize=SMALL, color=SOFT)
     rows_axis(axes, len(rows))
     axes.set_xlim(left=0)
     axes.set_xlabel(label)
@@ -256,7 +263,8 @@ def _stacks(rows: Rows, names: Sequence[str], total: Any, *, unit: float, label:
 
 def label_row(axes: Axes, y: float, left: str, right: str, colour: str) -> None:
     """Above a row: its name on the left, its number on the right."""
-    for x, said, align in ((0.0, _short(left), "left"), (1.0, right, "right")):
+    name = _short(left, max(12, LINE_LETTERS - len(right)))
+    for x, said, align in ((0.0, name, "left"), (1.0, right, "right")):
         axes.text(x, y + 0.33, said, transform=axes.get_yaxis_transform(), ha=align, va="center", color=colour)
 
 
@@ -309,6 +317,6 @@ def _digits(value: float) -> str:
 
 
 def _short(name: str, limit: int = MAX_NAME) -> str:
-    return name if len(name) <= limit else f"{name[: limit - 1]}…"
-
-
+    """What tells settings apart often stands at the end of their names."""
+    tail = limit // 3
+    return name if len(name) <= limit else f"{name[: limit - tail - 1]}…{name[-tail:]}"

@@ -25,14 +25,15 @@ _CSS = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",
 sans-serif;font-variant-numeric:tabular-nums;-webkit-text-size-adjust:100%;text-size-adjust:100%}
-main,header,footer{max-width:70rem;margin:0 auto;padding:0 1.5rem}
+main,header,footer{max-width:77rem;margin:0 auto;padding:0 1.5rem}
 header{padding-top:3.5rem}
 .eyebrow{margin:0 0 1.25rem;color:var(--soft);font-size:.875rem;overflow-wrap:anywhere}
 h1{margin:0;max-width:34em;font-size:clamp(1.35rem,1rem + 1.6vw,2rem);line-height:1.3;font-weight:600;
 letter-spacing:-.012em;overflow-wrap:anywhere;text-wrap:pretty}
 h2{margin:0 0 .35rem;font-size:1.3rem;line-height:1.3;font-weight:600;letter-spacing:-.01em}
 h3{margin:0 0 .75rem;font-size:.9375rem;font-weight:600;overflow-wrap:anywhere}
-.note{max-width:46em;margin:.9rem 0 0;color:var(--soft);overflow-wrap:anywhere}
+.place{margin:.9rem 0 0;font-size:1.0625rem;overflow-wrap:anywhere}
+.note{max-width:52em;margin:.6rem 0 0;color:var(--soft);overflow-wrap:anywhere}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));gap:1.25rem 2rem;margin:2.25rem 0 0;
 padding:1.25rem 0;border-top:2px solid var(--accent);border-bottom:1px solid var(--line)}
 .facts div{min-width:0}
@@ -41,9 +42,10 @@ padding:1.25rem 0;border-top:2px solid var(--accent);border-bottom:1px solid var
 nav{margin-top:1.5rem}
 nav ul{display:flex;flex-wrap:wrap;gap:.35rem 1.25rem;margin:0;padding:0;list-style:none;font-size:.875rem}
 a{color:var(--accent);text-underline-offset:.2em;text-decoration-thickness:1px}
+h2+.pair{margin-top:1.5rem}
 section{margin-top:3.5rem;padding-top:2rem;border-top:1px solid var(--line)}
 .finding{max-width:46em;margin:0 0 1.75rem;color:var(--soft);overflow-wrap:anywhere}
-.pair{display:grid;grid-template-columns:minmax(0,33rem) minmax(0,1fr);gap:2rem 3.5rem;align-items:start}
+.pair{display:grid;grid-template-columns:minmax(0,31rem) minmax(0,1fr);gap:2rem 3.5rem;align-items:start}
 .pair.alone{grid-template-columns:minmax(0,1fr)}
 .drawings,.notes{min-width:0}
 .notes p{margin:0 0 .8rem;max-width:44em;color:var(--soft);font-size:.875rem;overflow-wrap:anywhere}
@@ -52,19 +54,21 @@ section{margin-top:3.5rem;padding-top:2rem;border-top:1px solid var(--line)}
 .notes dfn,.notes b{color:var(--ink);font-style:normal;font-weight:600}
 figure{margin:0 0 2rem}
 figure:last-child{margin-bottom:0}
-figure svg{display:block;width:100%;max-width:33rem;height:auto;overflow:visible}
+figure svg{display:block;overflow:visible}
+.fluid svg{width:100%;max-width:31rem;height:auto}
 figure svg text{font-family:inherit}
-.wide svg{width:auto;max-width:none;min-width:min(100%,34rem)}
-.wide .fit svg{width:100%;min-width:44rem}
+.wide.fluid svg{max-width:none;min-width:44rem}
 .scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}
 .scroll:focus-visible,a:focus-visible,summary:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
 table{border-collapse:collapse;font-size:.875rem;line-height:1.4}
 caption{padding:0 0 .6rem;text-align:left;font-weight:600;font-size:.9375rem}
 th,td{padding:.42rem .9rem .42rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
 th{color:var(--soft);font-weight:500;vertical-align:bottom;border-bottom-color:var(--soft)}
-th.n,td.n{text-align:right;white-space:nowrap}
+th.n,td.n{text-align:right}
+td.n{white-space:nowrap}
 td.t{min-width:7.5em;max-width:26em;overflow-wrap:anywhere}
 td.long{min-width:17em}
+td.short{white-space:nowrap}
 tr.best td{font-weight:600;color:var(--accent)}
 td.v{white-space:nowrap}
 .bad{color:var(--s2);font-weight:600}
@@ -78,14 +82,15 @@ font:.8125rem/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 footer{margin-top:4rem;padding-bottom:3rem;color:var(--soft);font-size:.8125rem}
 @media(max-width:56rem){.pair{grid-template-columns:minmax(0,1fr)}}
 @media(max-width:34rem){main,header,footer{padding-left:1rem;padding-right:1rem}header{padding-top:2rem}
-section{margin-top:2.5rem;padding-top:1.5rem}.facts{grid-template-columns:1fr 1fr;gap:1rem 1.25rem}}
+section{margin-top:2.5rem;padding-top:1.5rem}.facts{grid-template-columns:1fr 1fr;gap:1rem 1.25rem}
+td.t{min-width:5.5em;max-width:16em}td.long{min-width:14em}th,td{padding-right:.65rem}}
 @media print{
 body{font-size:10pt}main,header,footer{max-width:none;padding:0}header{padding-top:0}nav{display:none}
 section{margin-top:1.5rem;padding-top:1rem}.pair{grid-template-columns:minmax(0,26rem) minmax(0,1fr);gap:1rem 1.5rem}
 figure,tr,h2,h3,.facts{break-inside:avoid}h2,h3,.finding{break-after:avoid}
 .scroll{overflow:visible}table{font-size:7.5pt}th,td{padding:.2rem .5rem .2rem 0}
-td.t,td.long{min-width:0}td.n,th.n,td.v{white-space:normal}pre{white-space:pre-wrap;overflow-wrap:anywhere}
-.wide svg,.wide .fit svg{width:100%;min-width:0;max-width:100%}
+td.t,td.long{min-width:0}td.n,td.v,td.short{white-space:normal}pre{white-space:pre-wrap;overflow-wrap:anywhere}
+.wide.fluid svg{min-width:0}
 details:not([open]){display:none}a{color:inherit;text-decoration:none}
 }
 """
@@ -112,6 +117,7 @@ def html(headline: Headline, sections: Sequence[Section], *, title: str, eyebrow
             "<header>",
             f'<p class="eyebrow">{_text(eyebrow)}</p>',
             f"<h1>{_text(headline.sentence)}</h1>",
+            f'<p class="place">{_text(headline.place)}</p>' if headline.place else "",
             *(f'<p class="note">{_text(one)}</p>' for one in headline.notes),
             f'<dl class="facts">{facts}</dl>' if facts else "",
             f"<nav><ul>{links}</ul></nav>" if len(sections) > 1 else "",
@@ -129,9 +135,8 @@ def html(headline: Headline, sections: Sequence[Section], *, title: str, eyebrow
 
 def _section(one: Section) -> str:
     notes = "".join(f"<p>{_definition(text)}</p>" for text in one.definitions)
-    narrow = [drawing for drawing in one.drawings if not drawing.is_wide]
-    wide = [drawing for drawing in one.drawings if drawing.is_wide]
-    figures = "".join(map(_drawing, narrow))
+    figures = "".join(_drawing(drawing, one) for drawing in one.drawings if not drawing.is_wide)
+    wide = "".join(f'<div class="block">{_drawing(drawing, one)}</div>' for drawing in one.drawings if drawing.is_wide)
     pair = f'<div class="drawings">{figures}</div>' if figures else ""
     return "\n".join(
         [
@@ -141,7 +146,7 @@ def _section(one: Section) -> str:
             # The verdicts come before their definitions: a table is read first, and a figure stands beside them.
             "" if figures else "".join(f'<div class="block">{_table(table)}</div>' for table in one.tables),
             f'<div class="pair{"" if figures else " alone block"}">{pair}<div class="notes">{notes}</div></div>',
-            "".join(f'<div class="block wide">{_drawing(drawing)}</div>' for drawing in wide),
+            wide,
             "".join(f'<div class="block">{_table(table)}</div>' for table in one.tables) if figures else "",
             "".join(_folded(table) for table in one.folded),
             "".join(map(_listing, one.listings)),
@@ -158,21 +163,21 @@ def _definition(text: str) -> str:
     return _text(text)
 
 
-def _drawing(one: Drawing) -> str:
-    svg = for_page(one.svg, one.name)
-    label = escape(plain(f"{one.title}; its numbers are in the table below", 300, one_line=True), quote=True)
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+def _drawing(one: Drawing, section: Section) -> str:
+    """With its numbers below it, unless the section shows them anyway."""
+    label = escape(plain(f"{one.title}; its numbers are in data/{one.table.name}.csv", 300, one_line=True), quote=True)
+    image = f'role="img" aria-label="{label}"'
+    svg = for_page(one.svg, one.name, is_fluid=one.is_fluid).replace("<svg", f"<svg {image}", 1)
     if one.is_wide:
-        inner = f'<div class="fit">{svg}</div>' if one.png is not None else svg
-        svg = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{inner}</div>'
-    return f"<figure><h3>{_text(one.title)}</h3>{svg}{_folded(one.table)}</figure>"
+        svg = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{svg}</div>'
+    kinds = "wide " * one.is_wide + "fluid" * one.is_fluid
+    numbers = "" if one.table in section.tables else _folded(one.table)
+    return f'<figure class="{kinds}"><h3>{_text(one.title)}</h3>{svg}{numbers}</figure>'
 
 
 def _folded(table: Table) -> str:
-    return (
-        f"<details><summary>{_text(table.title)}: {len(table.rows)} rows, data/{table.name}.csv</summary>"
-        f"{_table(table, caption=False)}</details>"
-    )
+    said = f"{table.title}: {len(table.rows)} row{'' if len(table.rows) == 1 else 's'}, data/{table.name}.csv"
+    return f"<details><summary>{_text(said)}</summary>{_table(table, caption=False)}</details>"
 
 
 def _table(table: Table, *, caption: bool = True) -> str:
@@ -204,7 +209,8 @@ def _cell(column: Column, value: Any) -> str:
     if column.name == "verdict" and value in SIGNS:
         kind = " bad" if value == BUG else " dim" if value == NOT_TESTED else ""
         return f'<td class="v{kind}"><span aria-hidden="true">{SIGNS[value]} </span>{_text(value)}</td>'
-    return f'<td class="t{" long" if len(value) > 60 else ""}">{_text(value)}</td>'
+    size = "long" if len(value) > 60 else "short" if len(value) <= 16 else ""
+    return f'<td class="t {size}">{_text(value)}</td>'
 
 
 def _listing(one: Listing) -> str:
@@ -220,7 +226,8 @@ def _text(text: str) -> str:
 def markdown(headline: Headline, sections: Sequence[Section], *, title: str) -> str:
     """The headline, what was found, the open tables, and where the rest is."""
     lines = [f"# {inline(title)}", "", f"**{inline(headline.sentence)}**", ""]
-    lines += [line for one in headline.notes for line in (inline(one), "")]
+    for one in (headline.place, *headline.notes):
+        lines += [inline(one), ""] if one else []
     for one in sections:
         lines += [f"## {inline(one.title)}", ""]
         lines += [inline(one.finding), ""] if one.finding else []

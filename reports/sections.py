@@ -23,8 +23,8 @@ MAX_MESSAGE = 6_000
 
 @dataclass(frozen=True)
 class Drawing:
-    """name: of its files. svg: a file of its own. png: None for one that is drawn by code. is_wide: it needs more than
-    a column, and scrolls where there is not as much."""
+    """name: of its files. svg: a file of its own. png: None for one that is drawn by code. table: its numbers. is_wide:
+    it needs more than a column, and scrolls where there is not as much. is_fluid: it has no size of its own."""
 
     name: str
     title: str
@@ -32,6 +32,7 @@ class Drawing:
     png: bytes | None
     table: Table
     is_wide: bool = False
+    is_fluid: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,12 @@ class Section:
     listings: tuple[Listing, ...] = ()
 
 
-def drawn(title: str, make: Callable[..., Figure], table: Table, *rows: Any, is_wide: bool = False) -> Drawing:
-    """make: called with the rows, by default the table's."""
+def drawn(
+    title: str, make: Callable[..., Figure], table: Table, *rows: Any, name: str = "", is_wide: bool = False
+) -> Drawing:
+    """make: called with the rows, by default the table's. name: of the files, by default the table's."""
     figure = make(*(rows or (table.rows,)))
-    return Drawing(table.name, title, as_svg(figure), as_png(figure), table, is_wide)
+    return Drawing(name or table.name, title, as_svg(figure), as_png(figure), table, is_wide)
 
 
 def of_bench(study: Study) -> list[Section]:
@@ -85,7 +88,7 @@ def _verdicts(study: Study) -> Section:
             "Only EQUAL and NOISE are verified, and only verified settings have a speed-up.",
             "equal, at least: the exact one-sided 95 % bound (Clopper-Pearson) of the share of outputs that are plain "
             "decoding's, token for token.",
-            "law: above temperature 0 equal tokens are not asked for; it says whether the law of the draws was checked.",
+            "law, where anything was drawn: above temperature 0 equal tokens are not asked for; it says whether the law of the draws was checked.",
         ),
         tables=(table,),
     )
@@ -245,7 +248,10 @@ def _costs(study: Study) -> Section | None:
         "costs",
         "What does a wider forward cost?",
         finding,
-        ("Median seconds of one target forward by its rows, behind the context that is named. Flat: tokens are verified for nothing.",),
+        (
+            "Median milliseconds of one target forward by its rows, behind the context that is named. Where the curve is "
+            "flat, tokens are verified for nothing.",
+        ),
         (drawn("A forward by its rows", figures.costs, table),),
     )
 
@@ -257,7 +263,9 @@ def _looping(study: Study) -> Section | None:
     last = table.rows[-1]
     finding = ""
     if last["looping"] is not None:
-        finding = f"{100 * last['looping']:.1f} % of {last['tokens']:,} tokens loop. It flatters drafters that look text up."
+        finding = (
+            f"{100 * last['looping']:.1f} % of {last['tokens']:,} tokens loop. It flatters drafters that look text up."
+        )
     return Section(
         "looping",
         "Does the output repeat itself?",
@@ -276,10 +284,13 @@ def _machine(study: Study) -> Section:
         "machine",
         "Machine, versions, and how to reproduce",
         "",
-        ("Two runs are comparable where machine and definition are the same; `specbench compare A.jsonl B.jsonl` says so.",),
+        ("Two runs can be compared where machine and definition are the same.",),
         tables=(bench.machine(study),),
         folded=(bench.settings(study),),
-        listings=(Listing("To run it again", command), Listing("To write this page again", "specbench report RUN.jsonl")),
+        listings=(
+            Listing("To run it again", command),
+            Listing("To write this page again", "specbench report RUN.jsonl"),
+        ),
     )
 
 
@@ -302,7 +313,9 @@ def of_lossiness(record: Mapping[str, Any]) -> Section:
             for point in curve["points"]
         )
         table = Table("lossiness", "What lossy rules gain and lose", columns, rows)
-        drawing = drawn("Acceptance length against total variation", lossiness.figure, table, record["curves"], is_wide=True)
+        drawing = drawn(
+            "Acceptance length against total variation", lossiness.figure, table, record["curves"], is_wide=True
+        )
     except (KeyError, TypeError) as error:
         raise ValueError(f"the lossiness record lacks or has a wrong {error}") from None
     return Section(
@@ -324,7 +337,7 @@ def of_engines(record: Mapping[str, Any]) -> Section:
     drawings = []
     if any(one["bound"] for one in table.rows):
         drawings.append(drawn("Largest regret beside its bound", engines.regrets, table))
-        drawings.append(drawn("How often a token is not the oracle's", engines.rates, _named(table, "engines-rates")))
+        drawings.append(drawn("How often a token is not the oracle's", engines.rates, table, name="engines-rates"))
     nums = {name: len(some) for (name,), some in by(table.rows, "verdict").items()}
     return Section(
         "engines",
@@ -353,7 +366,8 @@ def of_consistency(run: RunRecord) -> Section:
         seen.add(one.claim)
         name = f"tree-{len(drawings) + 1}"
         title = plain(f"{one.claim} on {one.subject}: {one.message.partition(chr(10))[0]}", 200, one_line=True)
-        drawings.append(Drawing(name, title, trees.drawing(nodes), None, trees.nodes_table(name, nodes), is_wide=True))
+        table = trees.nodes_table(name, nodes)
+        drawings.append(Drawing(name, title, trees.drawing(nodes), None, table, is_wide=True, is_fluid=False))
     num = len(failing.rows)
     told = f"{num} of {len(run.claims)} cells fail" if num else f"None of {len(run.claims)} cells fails"
     return Section(
@@ -373,12 +387,6 @@ def of_consistency(run: RunRecord) -> Section:
     )
 
 
-def _named(table: Table, name: str) -> Table:
-    return Table(name, table.title, table.columns, table.rows)
-
-
 def _command(record: Mapping[str, Any]) -> tuple[Listing, ...]:
     command = record.get("command")
     return (Listing("To run it again", plain(command, MAX_MESSAGE)),) if isinstance(command, str) else ()
-
-

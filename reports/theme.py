@@ -51,9 +51,9 @@ WIDTH = 5.0  # inches: 360 units of an SVG, about the width of a phone
 _STYLE = {
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9.0,
-    "axes.titlesize": 9.0,
-    "axes.labelsize": 9.0,
+    "font.size": 10.0,
+    "axes.titlesize": 10.0,
+    "axes.labelsize": 9.5,
     "axes.edgecolor": LINE,
     "axes.facecolor": "none",
     "axes.labelcolor": SOFT,
@@ -65,7 +65,7 @@ _STYLE = {
     "figure.facecolor": "none",
     "grid.color": LINE,
     "grid.linewidth": 0.6,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 9.5,
     "legend.frameon": False,
     "legend.labelcolor": INK,
     "lines.linewidth": 1.6,
@@ -73,10 +73,10 @@ _STYLE = {
     "text.parse_math": False,  # names may hold dollars
     "xtick.color": LINE,
     "xtick.labelcolor": SOFT,
-    "xtick.labelsize": 8.5,
+    "xtick.labelsize": 9.0,
     "ytick.color": LINE,
     "ytick.labelcolor": SOFT,
-    "ytick.labelsize": 8.5,
+    "ytick.labelsize": 9.0,
     "svg.fonttype": "none",
     "svg.hashsalt": "specbench",
     "svg.image_inline": True,
@@ -117,16 +117,17 @@ def as_png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def for_page(svg: str, prefix: str) -> str:
-    """The SVG inside an HTML page: the page's colours and type, as wide as its box, ids that are the prefix's own."""
+def for_page(svg: str, prefix: str, *, is_fluid: bool = True) -> str:
+    """The SVG inside an HTML page: the page's colours and type, ids that are the prefix's own. is_fluid: as wide as its
+    box, and not as it was drawn."""
     svg = _NOT_HTML.sub("", _METADATA.sub("", _HEAD.sub("", svg)))
     used = {name for tag in _TAG.findall(svg) for pair in _REFERENCE.findall(tag) for name in pair if name}
-    return _TAG.sub(lambda found: _tag_for_page(found[0], prefix, used), svg).strip()
+    return _TAG.sub(lambda found: _tag_for_page(found[0], prefix, used, is_fluid), svg).strip()
 
 
-def _tag_for_page(tag: str, prefix: str, used: set[str]) -> str:
+def _tag_for_page(tag: str, prefix: str, used: set[str], is_fluid: bool) -> str:
     """Tags alone are changed: a text may look like anything."""
-    if tag.startswith("<svg"):
+    if tag.startswith("<svg") and is_fluid:
         tag = _SIZE.sub("", tag)
     tag = _ID.sub(lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used else "", tag)
     tag = tag.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')

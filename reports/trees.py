@@ -13,7 +13,7 @@ from html import escape
 
 from specbench.record import BUG, EQUAL, KNOWN, NOISE, NOT_TESTED, ClaimRecord, RunRecord
 from specbench.reports.table import Table, count, text
-from specbench.reports.theme import ACCENT, INK, LINE, PAPER, SOFT
+from specbench.reports.theme import ACCENT, INK, PAPER, SOFT
 from specbench.sanitize import plain
 
 MOST_TREES = 6
@@ -61,7 +61,7 @@ def drawing(nodes: Sequence[DrawnNode]) -> str:
         depths.append(depths[one.parent] + 1 if one.parent >= 0 else 0)
     half = [max(10.0, LETTER * len(one.token) / 2 + 5) for one in nodes]
     lefts = [LEFT + STEP * depth for depth in depths]
-    ends = [left + 2 * half[idx] + 8 + LETTER * len(one.note) for idx, (left, one) in enumerate(zip(lefts, nodes, strict=True))]
+    ends = [lefts[idx] + 2 * half[idx] + 8 + LETTER * len(one.note) for idx, one in enumerate(nodes)]
     width, height = max(ends, default=0.0) + 8, ROW * len(nodes) + 8
     parts = []
     for idx, one in enumerate(nodes):
@@ -73,7 +73,7 @@ def drawing(nodes: Sequence[DrawnNode]) -> str:
         accepted = one.note.startswith(("accepted", "committed", "root"))
         spoken_of = bool(one.note) and not accepted
         fill, colour = (ACCENT, PAPER) if accepted else (PAPER, INK)
-        stroke = INK if spoken_of else ACCENT if accepted else LINE
+        stroke = INK if spoken_of else ACCENT if accepted else SOFT
         parts.append(
             f'<rect x="{x - 10:g}" y="{y - 9:g}" width="{2 * half[idx]:g}" height="18" rx="9" '
             f'style="fill: {fill}; stroke: {stroke}; stroke-width: {2 if spoken_of else 1.2}"/>'
@@ -83,7 +83,8 @@ def drawing(nodes: Sequence[DrawnNode]) -> str:
             parts.append(_text(x + 2 * half[idx] - 2, y, one.note, INK if spoken_of else SOFT, "start"))
     return (
         '<?xml version="1.0" encoding="utf-8"?>\n'
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+        f'viewBox="0 0 {width:g} {height:g}">'
         f'<rect width="100%" height="100%" style="fill: {PAPER}"/>{"".join(parts)}</svg>\n'
     )
 

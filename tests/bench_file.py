@@ -104,7 +104,9 @@ def _row(setting: str, prompt: str, repetition: int, pace: float) -> dict[str, A
     drafts = bool(SETTINGS[setting].get("drafter"))
     seconds = 0.5 + 10 * pace
     gamma = max(4, SETTINGS[setting].get("gamma", 0))
-    rounds: list[list[int | None]] = [[gamma, gamma, one, one + 1] for one in ACCEPTED] if drafts else [[0, 0, 0, 1]] * 11
+    rounds: list[list[int | None]] = (
+        [[gamma, gamma, one, one + 1] for one in ACCEPTED] if drafts else [[0, 0, 0, 1]] * 11
+    )
     phases: dict[str, float] | None = {"draft": pace, "verify": 8 * pace, "commit": 0.5 * pace, "decode": 10 * pace}
     if setting == "lookup":  # a decoder that does not say how deep it drafted, nor where its time went
         rounds, phases = [[None, None, one, one + 1] for one in ACCEPTED], None
@@ -125,7 +127,7 @@ def _row(setting: str, prompt: str, repetition: int, pace: float) -> dict[str, A
         "first_tokens": 1,
         "rounds": rounds,
         "phases": phases,
-        "num_rows": None,
+        "num_rows": sum(1 + (one[0] or 0) for one in rounds),
         "looping": 5 / 11 if prompt == "p5" else 0.0,
         "load": 1.5,
     }
