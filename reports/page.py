@@ -23,8 +23,8 @@ MOST_ROWS = 400  # of a table in the page; CSV has all
 
 _CSS = """
 *{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",
-sans-serif;font-variant-numeric:tabular-nums;-webkit-text-size-adjust:100%;text-size-adjust:100%}
+body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,
+"Noto Sans",sans-serif;font-variant-numeric:tabular-nums;-webkit-text-size-adjust:100%;text-size-adjust:100%}
 main,header,footer{max-width:77rem;margin:0 auto;padding:0 1.5rem}
 header{padding-top:3.5rem}
 .eyebrow{margin:0 0 1.25rem;color:var(--soft);font-size:.875rem;overflow-wrap:anywhere}

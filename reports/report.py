@@ -27,8 +27,8 @@ HTML, MARKDOWN, DATA, FIGURES = "index.html", "summary.md", "data", "figures"
 def write(files: Sequence[Path], folder: Path) -> Path:
     """The page of one or several recordings; rows of a benchmark come first. Returns the page's path.
 
-    ValueError for a file that is none of KINDS or of which there is another, and for a folder that holds other things
-    than an earlier report. OSError where something cannot be read or written.
+    ValueError for a file that cannot be read, is none of KINDS or of which there is another, and for a folder that
+    holds other things than an earlier report. OSError where something cannot be written.
     """
     _check(folder)
     headline, found = read(files)
@@ -65,6 +65,8 @@ def read(files: Sequence[Path]) -> tuple[Headline, list[Section]]:
         try:
             with style():
                 told, mine = _read(file)
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror}") from None
         except ValueError as error:
             said = str(error)
             raise ValueError(said if str(file) in said else f"{file}: {said}") from None

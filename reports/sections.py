@@ -5,7 +5,7 @@ A section is left out where its records are not there. Every drawing carries the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,12 +83,13 @@ def _verdicts(study: Study) -> Section:
         "Was the output right?",
         f"{len(table.rows)} settings: {finding}." if table.rows else "The run names no settings.",
         (
-            "EQUAL: exactly plain decoding's tokens. NOISE: other tokens, each a tie within a bound that was measured on "
-            "plain decoding in this dtype. BUG: other tokens than that. NOT TESTED: nobody could tell; it is no pass.",
+            "EQUAL: exactly plain decoding's tokens. NOISE: other tokens, each a tie within a bound that was measured "
+            "on plain decoding in this dtype. BUG: other tokens than that. NOT TESTED: nobody could tell; it is no pass.",
             "Only EQUAL and NOISE are verified, and only verified settings have a speed-up.",
             "equal, at least: the exact one-sided 95 % bound (Clopper-Pearson) of the share of outputs that are plain "
             "decoding's, token for token.",
-            "law, where anything was drawn: above temperature 0 equal tokens are not asked for; it says whether the law of the draws was checked.",
+            "law, where anything was drawn: above temperature 0 equal tokens are not asked for; it says whether the "
+            "law of the draws was checked.",
         ),
         tables=(table,),
     )
@@ -249,8 +250,8 @@ def _costs(study: Study) -> Section | None:
         "What does a wider forward cost?",
         finding,
         (
-            "Median milliseconds of one target forward by its rows, behind the context that is named. Where the curve is "
-            "flat, tokens are verified for nothing.",
+            "Median milliseconds of one target forward by its rows, behind the context that is named. Where the curve "
+            "is flat, tokens are verified for nothing.",
         ),
         (drawn("A forward by its rows", figures.costs, table),),
     )
@@ -347,8 +348,8 @@ def of_engines(record: Mapping[str, Any]) -> Section:
             "regret: the oracle's best logit minus that of the token which was emitted, float64, on the engine's own "
             "weights. bound: what no error of so many tokens exceeds but with the stated false-alarm rate, measured on "
             "the engine's plain decoding.",
-            "not the oracle's token: tokens with a regret above 0, of all; beside it plain decoding's share. A mode that "
-            "leaves more often than plain decoding does is a BUG even where each single regret is small.",
+            "not the oracle's token: tokens with a regret above 0, of all; beside it plain decoding's share. A mode "
+            "that leaves more often than plain decoding does is a BUG even where each single regret is small.",
         ),
         tuple(drawings),
         tables=(table,),
@@ -375,8 +376,8 @@ def of_consistency(run: RunRecord) -> Section:
         "What fails, and on which tree?",
         f"{plain(run.target, 200, one_line=True)}: {told}.",
         (
-            "A cell is a claim on a subject. Each tree is the smallest case that still fails: a row a node, children to "
-            "the right and below; filled: accepted or committed, a thick ring: spoken of.",
+            "A cell is a claim on a subject. Each tree is the smallest case that still fails: a row a node, children "
+            "to the right and below; filled: accepted or committed, a thick ring: spoken of.",
         ),
         tuple(drawings),
         tables=(trees.counts(run), failing) if num else (trees.counts(run),),

@@ -45,8 +45,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """rows: mappings from a column's name to its value. marked: rows that stand out, by index. ValueError for a row with
-    other names than the columns', and for what is no number where one must be."""
+    """rows: mappings from a column's name to its value. marked: rows that stand out, by index. ValueError for a row
+    with other names than the columns', and for what is no number where one must be."""
 
     name: str
     title: str

@@ -1,7 +1,7 @@
 """Failures of a consistency run: which claims fail, and the smallest failing tree of each, drawn as SVG.
 
-The tree is read back from the drawing in the failure's message, with the notes beside its nodes; a record holds no other
-form of it that needs no torch.
+The tree is read back from the drawing in the failure's message, with the notes beside its nodes; a record holds no
+other form of it that needs no torch.
 """
 
 from __future__ import annotations

@@ -321,6 +321,16 @@ def drafters(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return int(any(BUG in one.verdicts.values() for one in found)) if is_whole else INTERRUPTED
 
 
+def report(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench.reports.report import write
+
+    try:
+        print(write(args.files, args.out))
+    except (ValueError, OSError) as error:
+        return _refused(error)
+    return 0
+
+
 def usage(args: argparse.Namespace, pytest_args: list[str]) -> int:
     args.parser.print_help()
     return 2
@@ -490,6 +500,23 @@ def _parser() -> _Parser:
     one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the claims (default 0)")
     one.add_argument("--markdown", type=Path, metavar="FILE", help="the results as a page: docs/drafters.md")
     one.set_defaults(run=drafters, parser=one)
+
+    one = commands.add_parser("report", help="recorded runs as a page, figures, CSV and Markdown", allow_abbrev=False)
+    one.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="rows of a benchmark; --json of `engines`; --lossiness of `law`; a check's .specbench/report.json",
+    )
+    one.add_argument(
+        "--out",
+        type=Path,
+        default=Path("specbench-report"),
+        metavar="DIR",
+        help="a new folder, or an earlier report's (default specbench-report)",
+    )
+    one.set_defaults(run=report, parser=one)
     return parser
 
 
