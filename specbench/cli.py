@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import specbench
-from specbench import engine_command, models, sampling_options, server_command
+from specbench import bench_command, engine_command, models, sampling_options, server_command
 from specbench.profiles import PROFILES
 
 SUITE = "specbench.suites.consistency"
@@ -321,6 +321,14 @@ def drafters(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return int(any(BUG in one.verdicts.values() for one in found)) if is_whole else INTERRUPTED
 
 
+def bench(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    return bench_command.bench(args)
+
+
+def compare(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    return bench_command.compare(args)
+
+
 def report(args: argparse.Namespace, pytest_args: list[str]) -> int:
     from specbench.reports.report import write
 
@@ -500,6 +508,14 @@ def _parser() -> _Parser:
     one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the claims (default 0)")
     one.add_argument("--markdown", type=Path, metavar="FILE", help="the results as a page: docs/drafters.md")
     one.set_defaults(run=drafters, parser=one)
+
+    one = commands.add_parser("bench", help="speed-up, acceptance and memory, once the output is proved right")
+    bench_command.add_options(one, _count)
+    one.set_defaults(run=bench, parser=one)
+
+    one = commands.add_parser("compare", help="two runs of bench: exit code 1 where one setting became slower")
+    bench_command.add_compare_options(one)
+    one.set_defaults(run=compare, parser=one)
 
     one = commands.add_parser("report", help="recorded runs as a page, figures, CSV and Markdown", allow_abbrev=False)
     one.add_argument(

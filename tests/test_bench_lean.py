@@ -127,7 +127,8 @@ def test_a_token_takes_fewer_operators_than_the_references() -> None:
         (
             LlamaModel(
                 CONFIGS["grouped"],
-                {**tiny_llama(CONFIGS["grouped"], seed=0)._weights, "model.layers.0.self_attn.q_proj.bias": torch.ones(48)},
+                tiny_llama(CONFIGS["grouped"], seed=0)._weights
+                | {"model.layers.0.self_attn.q_proj.bias": torch.ones(48)},
                 name="biased",
             ),
             "biased has biases, which LeanLlama does not compute: use the model itself",

@@ -1,9 +1,10 @@
-"""bench.sides, loop and verdicts: what is timed, in which order, how little the timing does, and who gets a speed-up."""
+"""bench.sides, loop, verdicts: what is timed, in which order, how little the timing does, who gets a speed-up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,10 @@ class Noting:
         return Answer(tuple(range(num)), 2.0, 1.0)
 
 
+def _noting(setting: Setting, **options: Any) -> Noting:
+    return Noting(setting.name, **options)
+
+
 def rows_in(tmp_path: Path, of: Plan, *, resume: bool = False) -> RowFile:
     return RowFile(tmp_path / "rows.jsonl", header_of(of.definition, command="x"), resume=resume)
 
@@ -224,9 +229,9 @@ def test_a_run_stopped_anywhere_goes_on_without_losing_or_repeating_a_row(tmp_pa
     whole = 2 + 2 * 2 * len(ITEMS)
     for stop in range(2, whole):
         where = tmp_path / str(stop)
-        turns: list[tuple[str, tuple[int, ...], int]] = []
+        make = partial(_noting, turns=[], fails_at=stop)
         with pytest.raises(KeyboardInterrupt):
-            measure(plan(), lambda setting: Noting(setting.name, turns, fails_at=stop), NUMS, rows_in(where, plan()))
+            measure(plan(), make, NUMS, rows_in(where, plan()))
         measure(plan(), lambda setting: Noting(setting.name, []), NUMS, rows_in(where, plan(), resume=True))
         rows = read(where / "rows.jsonl").rows
         found = [(one.prompt, one.repetition, one.setting) for one in rows]

@@ -42,7 +42,8 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"specbench {specbench.__version__}\n"
 
 
-KNOWN = "Known: check, soak, faults, controls, law, claims, architectures, model, sentinel, engines, server, drafters, report"
+KNOWN = "Known: check, soak, faults, controls, law, claims, architectures, model, sentinel, engines, server, "
+KNOWN += "drafters, bench, compare, report"
 MESSAGES = {
     "chek mod:A": (
         2,

@@ -1,0 +1,159 @@
+"""Peak memory of a setting: measured in a process of its own, with what it consists of by formula beside it.
+
+On the CPU a process's peak never falls, so that each setting has a fresh process: `python -m specbench.bench.memory`,
+one JSON object on stdin, one on stdout. VmHWM, the peak of its resident memory, is reset by the kernel once the model
+is loaded and has said two tokens (5 written to /proc/self/clear_refs), where that is allowed. On CUDA torch's allocator and the device tell.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench.bench.lean import LeanLlama
+from specbench.bench.rows import Setting
+from specbench.protocols import LanguageModel
+from specbench.reference.memory import verify_bytes
+from specbench.reference.model import LlamaConfig, LlamaModel
+from specbench.types import DTYPES
+
+
+def measured(
+    setting: Setting, *, folder: str, dtype: str, prompt: Sequence[int], num: int, threads: int, **options: Any
+) -> dict[str, Any]:
+    """The record of kind "memory". options: device, draft_model. RuntimeError with the child's last line."""
+    spec = {
+        "setting": setting.as_fields(),
+        "folder": folder,
+        "dtype": dtype,
+        "prompt": list(prompt),
+        "num": num,
+        "threads": threads,
+        **options,
+    }
+    command = [sys.executable, "-m", "specbench.bench.memory"]
+    run = subprocess.run(command, input=json.dumps(spec), capture_output=True, text=True, cwd=_root())
+    if run.returncode != 0:
+        last = (run.stderr.strip() or "no output").splitlines()[-1]
+        raise RuntimeError(
+            f"the process that measures the memory of {setting.name} ended with {run.returncode}: {last}"
+        )
+    return {"kind": "memory", "setting": setting.name, **json.loads(run.stdout.splitlines()[-1])}
+
+
+def _root() -> Path:
+    """From where `specbench` is found in a bare checkout too."""
+    return Path(__file__).resolve().parents[2]
+
+
+def predicted(model: LanguageModel, *, context: int, rows: int, prompt: int) -> dict[str, int] | None:
+    """Bytes by formula of our own decoder: weights; cache, what `context` rows fill of it; tree, a layer of a round of
+    `rows` behind them; logits, of a round; working, the most that is made on the way at one time: tree, logits, or the
+    same of the prompt, `prompt` rows that are encoded at once. None for a model without a formula. A preallocated cache
+    is held before decoding begins, so that it is in `loaded` and not in `working`."""
+    if not isinstance(model, LlamaModel):
+        return None
+    held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model._weights.values()}
+    form = lean_bytes if isinstance(model, LeanLlama) else _verify_parts
+    tree, logits = form(model.config, rows=rows, prefix=context - rows, dtype=model.dtype)
+    filling, reading = form(model.config, rows=prompt, prefix=0, dtype=model.dtype)
+    if isinstance(model, LeanLlama):
+        reading = 0  # nobody reads a prompt's logits there
+    return {
+        "weights": sum(held.values()),
+        "cache": context * model.cache_spec.row_nbytes,
+        "tree": tree,
+        "logits": logits,
+        "working": max(tree, logits, filling, reading),
+    }
+
+
+def lean_bytes(config: LlamaConfig, *, rows: int, prefix: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of one forward of M rows behind P in `LeanLlama`: inside a layer, and at the end. With e bytes a number, w
+    of the wide dtype (fp32 at least) and G = Hq / Hkv, the largest moment of a layer is one of
+
+    the mask as it is made, (1 + G) M (P + M) e, of which G parts stay (none where M = 1); turning,
+    M (2 hidden + 2 inner + (Hq + 2 Hkv) D) e + M (Hq + Hkv) D (2 w, + w + e where w > e); mixing, M (2 hidden + 2 inner
+    + (5 Hq + 3 Hkv) D) e; feed-forward, M (3 hidden + 4 inner + (4 Hq + 3 Hkv) D) e: what the part before has named is
+    let go when the next one takes the name. The end: M (hidden + 2 V) e, the logits once as they come, once by node.
+    """
+    e, w = dtype.itemsize, torch.promote_types(dtype, torch.float32).itemsize
+    heads, kv_heads, size, hidden = config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size
+    group, keys = heads // kv_heads, prefix + rows
+    one_mask = rows * keys * e if rows > 1 else 0
+    turned = rows * (heads + kv_heads) * size
+    inner = config.intermediate_size
+    turning = rows * (2 * (hidden + inner) + (heads + 2 * kv_heads) * size) * e
+    turning += turned * (2 * w + (w + e if w > e else 0))
+    mixing = rows * (2 * (hidden + inner) + (5 * heads + 3 * kv_heads) * size) * e
+    feed_forward = rows * (3 * hidden + 4 * inner + (4 * heads + 3 * kv_heads) * size) * e
+    layer = max((1 + group) * one_mask, group * one_mask + max(turning, mixing, feed_forward))
+    return layer, rows * (hidden + 2 * config.vocab_size) * e
+
+
+def _verify_parts(config: LlamaConfig, *, rows: int, prefix: int, dtype: torch.dtype) -> tuple[int, int]:
+    found = verify_bytes(config, num_nodes=rows, prefix_len=prefix, dtype=dtype)
+    return max(found.attention, found.feed_forward), found.logits
+
+
+def _child(spec: Mapping[str, Any]) -> dict[str, Any]:
+    from specbench.bench.sides import MAX_NODES, OwnSide, Sides
+
+    device = spec.get("device", "cpu")
+    imported = _resident("VmRSS")
+    torch.set_num_threads(spec["threads"])
+    setting = Setting("measured", **spec["setting"])
+    sides = Sides(spec["folder"], DTYPES[spec["dtype"]], device=device, draft_model=spec.get("draft_model", ""))
+    side = sides.make(setting)
+    side.generate(spec["prompt"][:2], 2)  # what operators compile and keep is made now, and is not the setting's
+    gc.collect()
+    on_cuda = device.startswith("cuda")
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        loaded = torch.cuda.memory_allocated()
+    else:
+        was_reset = _reset_peak()
+        loaded = _resident("VmRSS")
+    answer = side.generate(spec["prompt"], spec["num"])
+    most_rows = 1 + max((one.nodes or 0 for one in answer.rounds), default=0)
+    prediction = None
+    if isinstance(side, OwnSide):
+        rows, prompt = min(most_rows, MAX_NODES + 1), max(1, len(spec["prompt"]) - 1)
+        context = len(spec["prompt"]) + spec["num"] + rows
+        prediction = predicted(sides.model, context=context, rows=rows, prompt=prompt)
+    if on_cuda:
+        peak, (free, total) = torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()
+        sizes = {"imported": 0, "loaded": loaded, "peak": peak, "working": peak - loaded, "device": total - free}
+        return {"where": "cuda: torch's allocator and the device", "bytes": sizes, "predicted": prediction}
+    peak = _resident("VmHWM")
+    sizes = {"imported": imported, "loaded": loaded, "peak": peak, "working": peak - loaded}
+    where = "cpu: VmHWM" if was_reset else "cpu: VmHWM, with the peak of loading in it"
+    return {"where": where, "bytes": sizes, "predicted": prediction}
+
+
+def _reset_peak() -> bool:
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        return True
+    return False
+
+
+def _resident(name: str) -> int:
+    """Bytes that /proc/self/status tells. RuntimeError where there is no such file: memory is measured on Linux."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        raise RuntimeError("memory on the CPU is read from /proc/self/status, which only Linux has") from None
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+
+
+if __name__ == "__main__":
+    print(json.dumps(_child(json.loads(sys.stdin.read()))))

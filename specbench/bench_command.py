@@ -1,0 +1,332 @@
+"""`specbench bench` and `specbench compare`: options, progress and files; what is measured is decided in `bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench import models
+from specbench.bench.rows import RowFile, Run, Setting, header_of, read
+
+ROWS, SUMMARY, PAGE = "rows.jsonl", "summary.json", "summary.md"
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17)  # rows of a forward whose cost is measured
+COST_CONTEXT, COST_REPETITIONS = 128, 7
+
+
+@dataclass(frozen=True)
+class Preset:
+    """num_each: prompts a category. drafters: of our own side, with gamma and width. grid: gammas of the lookup that
+    both stacks run."""
+
+    num_each: int
+    max_new_tokens: int
+    repetitions: int
+    grid: tuple[int, ...]
+    drafters: tuple[tuple[str, int, int], ...]
+
+
+PRESETS = {
+    "laptop": Preset(2, 48, 2, (3, 5, 10), (("ngram", 5, 1), ("ngram", 4, 2), ("early_exit", 2, 1))),
+    "quick": Preset(1, 12, 1, (4,), (("ngram", 4, 1),)),
+}
+
+
+def add_options(one: argparse.ArgumentParser, count: Callable[[str], int]) -> None:
+    one.add_argument("--preset", choices=PRESETS, default="laptop", help="laptop (default): ten minutes; quick: one")
+    one.add_argument("--model", metavar="MODEL", help="a name, folder or hub id (default smollm2, or the target's own)")
+    one.add_argument("--target", metavar="TARGET", help="as for check, with generate: measured beside our own decoder")
+    one.add_argument("--draft-model", default="", metavar="DIR", help="a small model as one more drafter")
+    one.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="bf16", help="of weights (default bf16)")
+    one.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda")
+    one.add_argument("--threads", type=count, metavar="N", help="of torch (default: as it chooses)")
+    one.add_argument(
+        "--drafters",
+        type=_drafters,
+        metavar="LIST",
+        help="NAME:GAMMA or NAME:GAMMA:WIDTH, comma-separated, GAMMA a number or range: lookup:1-16,ngram:4:2",
+    )
+    one.add_argument("--layout", choices=("tree_mask", "path_batch"), default="tree_mask", help="of our trees")
+    one.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
+    one.add_argument("--prompts", type=count, metavar="N", help="of each category (default: the preset's)")
+    one.add_argument("--max-new-tokens", type=count, metavar="N", help="default: the preset's")
+    one.add_argument("--repetitions", type=count, metavar="N", help="default: the preset's")
+    one.add_argument("--no-memory", action="store_true", help="start no processes that measure peak memory")
+    one.add_argument("--out", type=Path, default=Path("bench"), metavar="DIR", help=f"{ROWS}, {SUMMARY}, {PAGE}")
+    one.add_argument("--resume", action="store_true", help=f"go on with the rows that {ROWS} has")
+
+
+def add_compare_options(one: argparse.ArgumentParser) -> None:
+    one.add_argument("before", type=Path, metavar="A", help=f"a folder that bench wrote, or its {ROWS}")
+    one.add_argument("after", type=Path, metavar="B", help="the same, later")
+    one.add_argument("--force", action="store_true", help="runs of other machines or definitions too")
+
+
+def _drafters(text: str) -> tuple[tuple[str, int, int], ...]:
+    found = []
+    for part in text.split(","):
+        name, *numbers = part.strip().split(":")
+        first, _, last = (numbers[0] if numbers else "").partition("-")
+        width = numbers[1] if len(numbers) > 1 else "1"
+        if not 1 <= len(numbers) <= 2 or not all(one.isdecimal() and int(one) for one in (first, last or "1", width)):
+            raise argparse.ArgumentTypeError(f"{part!r} must be NAME:GAMMA or NAME:GAMMA:WIDTH, such as lookup:1-16")
+        gammas = range(int(first), int(last or first) + 1)
+        if not gammas:
+            raise argparse.ArgumentTypeError(f"{part!r} has a range that ends before it begins")
+        found += [(name, gamma, int(width)) for gamma in gammas]
+    return tuple(found)
+
+
+def settings_of(args: argparse.Namespace, *, has_target: bool, has_plain_target: bool) -> list[Setting]:
+    """Plain decoding of both stacks first, the drafters after it; the lookup in both stacks, gamma by gamma."""
+    preset, common = PRESETS[args.preset], {"layout": args.layout, "temperature": args.temperature}
+    drafters = args.drafters or (*(("lookup", gamma, 1) for gamma in preset.grid), *preset.drafters)
+    if args.draft_model and not any(name == "model" for name, _, _ in drafters):
+        drafters = (*drafters, ("model", 4, 1))
+    sampled = {"temperature": args.temperature}
+    found = [Setting("plain", **common), Setting("transformers", side="transformers", **sampled)]
+    for name, gamma, width in drafters:
+        shape = f"{gamma}" if width == 1 else f"{gamma}x{width}"
+        found.append(Setting(f"{name} {shape}", drafter=name, gamma=gamma, width=width, **common))
+        if name == "lookup":
+            theirs = {"side": "transformers", "drafter": "lookup", "gamma": gamma}
+            found.append(Setting(f"transformers lookup {gamma}", **theirs, **sampled))
+    if has_plain_target:
+        found.append(Setting("target plain", side="target", **sampled))
+    if has_target:
+        found.append(Setting("target", side="target", drafter="own", **sampled))
+    return found
+
+
+def bench(args: argparse.Namespace) -> int:
+    """0: every setting passed the gate. 1: one is a BUG. 2: it cannot be measured."""
+    try:
+        return _bench(args)
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"specbench: {error}", file=sys.stderr)
+        return 2
+
+
+def _bench(args: argparse.Namespace) -> int:
+    import torch
+    from transformers.utils import logging
+
+    from specbench.bench.loop import Plan, measure, plain_texts
+    from specbench.bench.sides import OwnSide, Sides, make_drafter
+    from specbench.types import DTYPES
+
+    logging.disable_progress_bar()
+    adapter = _target(args.target)
+    model = models.fetched(args.model or getattr(adapter, "checkpoint", None) or models.DEFAULT_MODEL)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    preset, has_plain = PRESETS[args.preset], callable(getattr(adapter, "with_drafter", None))
+    settings = settings_of(args, has_target=adapter is not None, has_plain_target=has_plain)
+    items, ends = _items(model.path, args.prompts or preset.num_each)
+    plan = Plan(
+        items=items,
+        settings=tuple(settings),
+        weights=model.label,
+        dtype=args.dtype,
+        threads=torch.get_num_threads(),
+        max_new_tokens=args.max_new_tokens or preset.max_new_tokens,
+        repetitions=args.repetitions or preset.repetitions,
+        device=args.device,
+    )
+    sides = Sides(model.path, DTYPES[args.dtype], device=args.device, draft_model=args.draft_model, target=adapter)
+    for one in settings:
+        if one.side == "own" and one.drafter != "model":
+            make_drafter(one, sides.model)  # what cannot be had is told before anything is measured
+    header = header_of(plan.definition, command=_command(args), device=args.device)
+    file = RowFile(args.out / ROWS, header, resume=args.resume)
+    progress = Progress()
+    progress.say("plain texts, by which all are judged")
+    plain = plain_texts(plan, OwnSide(sides.model, Setting("plain")).decoder, ends, file)
+    nums = {name: plan.max_new_tokens if args.temperature else len(one) for name, one in plain.items()}
+    if not any(one["kind"] == "cost" for one in file.records):
+        file.append(_cost(sides.model, items[0].tokens))
+    try:
+        measure(plan, sides.make, nums, file, tell=progress)
+        _judge(plan, model.path, plain, file, progress)
+        if not args.no_memory:
+            _memory(args, plan, model.path, file, progress)
+    finally:
+        progress.end()
+        run = read(file.path)
+        if run.rows:
+            _tell(run, args.out)
+    return int(any(one.verdict == "BUG" for one in run.gates.values()))
+
+
+def _target(name: str | None) -> Any:
+    if name is None:
+        return None
+    from specbench.loading import TargetError, load_target
+
+    try:
+        adapter = load_target(name).adapter
+    except TargetError as error:
+        raise ValueError(str(error)) from None
+    if not callable(getattr(adapter, "generate", None)):
+        raise ValueError(f"target {name!r} has no generate(prompt, *, max_new_tokens, sampling, stop, seed) to measure")
+    return adapter
+
+
+def _items(folder: str, num_each: int) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """The first shipped prompts of each category in the model's tokens, and its end tokens."""
+    from transformers import AutoTokenizer
+
+    from specbench.bench.loop import Item
+    from specbench.prompts import encode, load_prompts
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    prompts = load_prompts()
+    chosen = [
+        one
+        for category in dict.fromkeys(each.category for each in prompts)
+        for one in [each for each in prompts if each.category == category][:num_each]
+    ]
+    ends = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+    return tuple(Item(one.id, one.category, tuple(encode(one, tokenizer))) for one in chosen), ends
+
+
+def _command(args: argparse.Namespace) -> str:
+    """As it was asked for, without where it was written and what was there already."""
+    words = ["specbench", "bench", "--preset", args.preset]
+    for name in ("model", "target", "draft_model", "threads", "prompts", "max_new_tokens", "repetitions"):
+        if getattr(args, name):
+            words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    if args.drafters:
+        words += ["--drafters", ",".join(":".join(map(str, one)) for one in args.drafters)]
+    given = {"dtype": "bf16", "device": "cpu", "layout": "tree_mask", "temperature": 0.0}
+    for name, default in given.items():
+        if getattr(args, name) != default:
+            words += [f"--{name}", str(getattr(args, name))]
+    return shlex.join(words)
+
+
+def _cost(model: Any, tokens: Sequence[int]) -> dict[str, Any]:
+    """Seconds of one forward of our model by its rows, behind COST_CONTEXT rows; widths in turn, the median of each."""
+    from statistics import median
+
+    import torch
+
+    from specbench.reference.layouts import flatten_causal
+
+    text = [*tokens] * (1 + (COST_CONTEXT + max(WIDTHS)) // len(tokens))
+    cache = model.new_cache("preallocated")
+    model.forward(flatten_causal(text[:COST_CONTEXT], 0), cache)
+    seconds: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    settle = torch.cuda.synchronize if torch.device(getattr(model, "device", "cpu")).type == "cuda" else _nothing
+    for repetition in range(COST_REPETITIONS + 1):
+        for width in WIDTHS:
+            flat = flatten_causal(text[COST_CONTEXT : COST_CONTEXT + width], COST_CONTEXT)
+            settle()
+            start = time.perf_counter()
+            model.forward(flat, cache)
+            settle()
+            if repetition:  # the first is a warm-up
+                seconds[width].append(time.perf_counter() - start)
+            cache.truncate(COST_CONTEXT)
+    medians = {str(width): median(some) for width, some in seconds.items()}
+    return {"kind": "cost", "model": "own", "context": COST_CONTEXT, "seconds": medians}
+
+
+def _nothing() -> None:
+    pass
+
+
+def _judge(plan: Any, folder: str, plain: dict[str, tuple[int, ...]], file: RowFile, progress: Progress) -> None:
+    """A gate for each setting, held against plain decoding of its own stack, which is held against ours."""
+    from specbench.bench.verdicts import Judge
+    from specbench.regret import Oracle
+    from specbench.types import DTYPES
+
+    dtype = DTYPES[plan.dtype]
+    judge = Judge(plan.items, plain, oracle=lambda: Oracle(folder, weights=dtype), dtype=dtype)
+    run = read(file.path)
+    own_plain = {one.side: one.name for one in reversed(plan.settings) if one.is_plain}
+    for setting in plan.settings:
+        progress.say(f"judging {setting.name}")
+        reference = dict(plain)
+        if not setting.is_plain and setting.side in own_plain:
+            reference |= {one.prompt: one.tokens for one in run.of(own_plain[setting.side])}
+        file.append(judge.judge(setting, run.of(setting.name), reference).as_record())
+
+
+def _memory(args: argparse.Namespace, plan: Any, folder: str, file: RowFile, progress: Progress) -> None:
+    """Of every setting that the file lacks, on the longest prompt. A target's memory is its own process's affair."""
+    from specbench.bench.memory import measured
+
+    known = {one["setting"] for one in file.records if one["kind"] == "memory"}
+    item = max(plan.items, key=lambda one: len(one.tokens))
+    for setting in plan.settings:
+        if setting.name in known or setting.side == "target":
+            continue
+        progress.say(f"memory of {setting.name}")
+        record = measured(
+            setting,
+            folder=folder,
+            dtype=plan.dtype,
+            prompt=item.tokens,
+            num=plan.max_new_tokens,
+            threads=plan.threads,
+            device=plan.device,
+            draft_model=args.draft_model,
+        )
+        file.append(record)
+
+
+def _tell(run: Run, folder: Path) -> None:
+    from specbench.bench.summary import markdown, summary_of
+
+    summary = summary_of(run)
+    text = markdown(summary)
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (folder / PAGE).write_text(text, encoding="utf-8")
+    print(text.partition("\n## Definitions")[0])
+    print(f"rows, summary and page: {folder}{os.sep}{ROWS}, {SUMMARY}, {PAGE}")
+
+
+class Progress:
+    """A line on stderr that is renewed, where that is a terminal; nothing in a log."""
+
+    def __init__(self) -> None:
+        self._shown, self._started, self._first = sys.stderr.isatty(), time.monotonic(), 0
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        if done == 0 or not self._first:
+            self._started, self._first = time.monotonic(), max(done, 1)
+        spent, new = time.monotonic() - self._started, done - self._first
+        left = f", {(total - done) * spent / new / 60:.1f} min left" if new > 0 else ""
+        self.say(f"{done}/{total} rows{left}: {what}")
+
+    def say(self, text: str) -> None:
+        if self._shown:
+            sys.stderr.write(f"\r\x1b[K{text[:100]}")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+
+
+def compare(args: argparse.Namespace) -> int:
+    """0: no regression is shown. 1: one is. 2: the runs cannot be compared."""
+    from specbench.bench import summary
+
+    try:
+        runs = [read(one / ROWS if one.is_dir() else one) for one in (args.before, args.after)]
+        changes = summary.compare(*runs, force=args.force)
+    except (ValueError, OSError) as error:
+        print(f"specbench: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(summary.comparison_table(changes)))
+    return int(any(one.is_regression for one in changes))
