@@ -225,26 +225,31 @@ def _text(text: str) -> str:
 
 def markdown(headline: Headline, sections: Sequence[Section], *, title: str) -> str:
     """The headline, what was found, the open tables, and where the rest is."""
-    lines = [f"# {inline(title)}", "", f"**{inline(headline.sentence)}**", ""]
+    lines = [f"# {_inline(title)}", "", f"**{_inline(headline.sentence)}**", ""]
     for one in (headline.place, *headline.notes):
-        lines += [inline(one), ""] if one else []
+        lines += [_inline(one), ""] if one else []
     for one in sections:
-        lines += [f"## {inline(one.title)}", ""]
-        lines += [inline(one.finding), ""] if one.finding else []
+        lines += [f"## {_inline(one.title)}", ""]
+        lines += [_inline(one.finding), ""] if one.finding else []
         for drawing in one.drawings:
             files = [f"[data](data/{drawing.table.name}.csv)"]
             kind = "svg" if drawing.png is None else "png"
             files.append(f"[figure](figures/{drawing.name}.{kind})")
-            lines += [f"{inline(drawing.title)}: {', '.join(files)}", ""]
+            lines += [f"{_inline(drawing.title)}: {', '.join(files)}", ""]
         for table in one.tables:
-            rows = [[inline(column.label) for column in table.columns]]
-            rows += [[inline(cell) for cell in table.cells(row)] for row in table.rows]
+            rows = [[_inline(column.label) for column in table.columns]]
+            rows += [[_inline(cell) for cell in table.cells(row)] for row in table.rows]
             told = ["| " + " | ".join(cells) + " |" for cells in rows]
             marks = "".join("---:|" if column.is_number else "---|" for column in table.columns)
             lines += [told[0], f"|{marks}", *told[1:], ""]
-        lines += [f"- {inline(text)}" for text in one.definitions]
+        lines += [f"- {_inline(text)}" for text in one.definitions]
         lines += [""] if one.definitions else []
         for listing in one.listings:
             if listing.is_open:
-                lines += [f"{inline(listing.title)}:", "", *fenced(listing.text), ""]
+                lines += [f"{_inline(listing.title)}:", "", *fenced(listing.text), ""]
     return "\n".join(lines)
+
+
+def _inline(text: str) -> str:
+    """A colon before a space begins no link, emoji or command."""
+    return inline(text).replace("&#58; ", ": ")

@@ -21,11 +21,13 @@ KINDS = (
     "rows of `specbench bench` (JSON lines), `specbench engines --json`, `specbench law --lossiness FILE.json` or a "
     "consistency run's .specbench/report.json"
 )
+ROWS = "rows.jsonl"  # of a folder that `specbench bench` wrote
 HTML, MARKDOWN, DATA, FIGURES = "index.html", "summary.md", "data", "figures"
 
 
 def write(files: Sequence[Path], folder: Path) -> Path:
-    """The page of one or several recordings; rows of a benchmark come first. Returns the page's path.
+    """The page of one or several recordings; rows of a benchmark come first. A folder stands for its ROWS. Returns the
+    page's path.
 
     ValueError for a file that cannot be read, is none of KINDS or of which there is another, and for a folder that
     holds other things than an earlier report. OSError where something cannot be written.
@@ -64,7 +66,7 @@ def read(files: Sequence[Path]) -> tuple[Headline, list[Section]]:
     for file in files:
         try:
             with style():
-                told, mine = _read(file)
+                told, mine = _read(file / ROWS if file.is_dir() else file)
         except OSError as error:
             raise ValueError(f"{file} cannot be read: {error.strerror}") from None
         except ValueError as error:

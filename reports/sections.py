@@ -109,7 +109,7 @@ def _speedups(study: Study) -> Section | None:
         drawings.append(drawn(title, figures.categories, categories, own, overall))
     clear = sum(one["low"] is not None and one["low"] > 1 for one in rows)
     slower = sum(one["high"] is not None and one["high"] < 1 for one in rows)
-    finding = f"Of {len(rows)} verified settings {clear} are shown to be faster than {study.baseline}, {slower} slower."
+    finding = f"Beside the baseline {len(rows)} settings are verified: {clear} shown to be faster, {slower} slower."
     more = f" The {figures.MOST_SETTINGS} fastest are drawn." if len(rows) > figures.MOST_SETTINGS else ""
     return Section(
         "speedups",

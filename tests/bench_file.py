@@ -48,6 +48,7 @@ GATES: list[tuple[str, str, str, int]] = [
     ("slow", "EQUAL", "all tokens are plain decoding's", 6),
     (HOSTILE, "BUG", 'token 3 <img src=x onerror="alert(1)"> beyond the bound', 0),
 ]
+PREDICTED = {"weights": 290, "cache": 20, "tree": 1, "logits": 30, "working": 50}  # MiB
 ACCEPTED = [4, 2, 0, 0, 0]  # of five rounds that emit 11 tokens: 5 + 3 + 1 + 1 + 1
 
 
@@ -89,7 +90,7 @@ def records() -> list[dict[str, Any]]:
     memory = [
         {"kind": "memory", "setting": name, "where": "cpu",
          "bytes": {"imported": 100 << 20, "loaded": 400 << 20, "peak": 460 << 20, "working": 60 << 20},
-         "predicted": {"weights": 290 << 20, "cache": 20 << 20, "tree": 1 << 20, "logits": 30 << 20, "working": 51 << 20}}
+         "predicted": {name: size << 20 for name, size in PREDICTED.items()}}
         for name in ("plain", "ngram-4")
     ]  # fmt: skip
     return [header, *rows, *gates, *costs, *memory]
