@@ -84,8 +84,8 @@ def _verdicts(study: Study) -> Section:
         f"{len(table.rows)} settings: {finding}." if table.rows else "The run names no settings.",
         (
             "EQUAL: exactly plain decoding's tokens. NOISE: other tokens, each a tie within a bound that was measured "
-            "on plain decoding in this dtype. BUG: other tokens than that. NOT TESTED: nobody could tell, and that is no "
-            "pass.",
+            "on plain decoding in this dtype. BUG: other tokens than that. NOT TESTED: nobody could tell, and that is "
+            "no pass.",
             "Only EQUAL and NOISE are verified, and only verified settings have a speed-up.",
             "equal, at least: the exact one-sided 95 % bound (Clopper-Pearson) of the share of outputs that are plain "
             "decoding's, token for token.",

@@ -1,4 +1,4 @@
-"""specbench report: its numbers by hand, its HTML read by a parser, its bytes twice. The rows are made up by bench_file."""
+"""specbench report: its numbers by hand, its HTML read by a parser, its bytes twice. bench_file makes up the rows."""
 
 from __future__ import annotations
 
@@ -742,7 +742,8 @@ def test_missing_file_two_of_a_kind_and_a_folder_of_others_are_refused(
     assert capsys.readouterr().err.splitlines() == [
         f"specbench: {tmp_path / 'none.jsonl'} cannot be read: No such file or directory",
         f"specbench: {rows} is a second recording of one kind (acceptance): a report takes one of each",
-        f"specbench: {tmp_path / 'mine'} holds other things than an earlier report: name a new or empty folder by --out",
+        f"specbench: {tmp_path / 'mine'} holds other things than an earlier report: name a new or empty folder by "
+        "--out",
     ]
     assert files_of(tmp_path / "mine") == {"thesis.txt": b"years of work"}
 
