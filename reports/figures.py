@@ -42,7 +42,7 @@ def speedups(rows: Rows, points: Rows) -> Figure:
         axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="butt")
         is_clear = one["low"] is not None and (low > 1 or high < 1)
         axes.plot(one["speedup"], y, "o", markersize=6.5, color=colour, markerfacecolor=colour if is_clear else PAPER)
-        circles = {"markersize": 3.4, "markerfacecolor": "none", "markeredgewidth": 0.9, "color": SOFT}
+        circles: dict[str, Any] = {"markersize": 3.4, "markerfacecolor": "none", "markeredgewidth": 0.9, "color": SOFT}
         axes.plot(mine, [y - 0.22] * len(mine), "o", **circles)
         values += [low, high, *mine]
         label_row(axes, y, one["setting"], _interval(one), colour)
@@ -100,7 +100,7 @@ def gamma(rows: Rows) -> Figure:
             marks = one["mark"].split(", ")
             if "knee" in marks:
                 axes.plot(one["gamma"], one["speedup"], "o", markersize=11, color=colour, markerfacecolor="none")
-                place = {"xytext": (9, -12), "textcoords": "offset points", "color": colour}
+                place: dict[str, Any] = {"xytext": (9, -12), "textcoords": "offset points", "color": colour}
                 axes.annotate(f"knee γ = {one['gamma']}", (one["gamma"], one["speedup"]), fontsize=SMALL, **place)
             if "predicted best" in marks:
                 axes.plot(one["gamma"], one["predicted"], "D", markersize=6, color=colour, markerfacecolor=PAPER)
@@ -112,7 +112,13 @@ def gamma(rows: Rows) -> Figure:
     axes.set_xlabel("γ, drafted tokens in depth")
     axes.set_ylabel("speed-up")
     if any(one["predicted"] is not None for one in rows):
-        style = {"color": SOFT, "linestyle": (0, (4, 2)), "linewidth": 1, "marker": "D", "markerfacecolor": PAPER}
+        style: dict[str, Any] = {
+            "color": SOFT,
+            "linestyle": (0, (4, 2)),
+            "linewidth": 1,
+            "marker": "D",
+            "markerfacecolor": PAPER,
+        }
         axes.plot([], [], label="predicted, ◇ its best", **style)
     _legend(drawing, axes)
     return drawing
@@ -202,7 +208,7 @@ def costs(rows: Rows) -> Figure:
         axes.plot(xs, ys, color=COLOURS[idx], marker=MARKERS[idx], markersize=4.5, label=label or "forward")
         for one in mine:
             if idx == 0 and one["times"] is not None and one["rows"] > 1:
-                place = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "color": SOFT}
+                place: dict[str, Any] = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "color": SOFT}
                 axes.annotate(f"{one['times']:.2f}×", (one["rows"], 1e3 * one["seconds"]), fontsize=SMALL, **place)
     nums = sorted({one["rows"] for one in rows})
     axes.set_xscale("log", base=2)
@@ -225,7 +231,7 @@ def looping(rows: Rows) -> Figure:
     colours = [SOFT if one["category"] != "all" else INK for one in rows]
     axes.barh([-idx for idx in range(len(rows))], shares, height=0.55, color=colours)
     for idx, (one, value) in enumerate(zip(rows, shares, strict=True)):
-        place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+        place: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
         axes.annotate(f"{100 * value:.0f} % of {one['tokens']:,}", (value, -idx), fontsize=SMALL, **place)
     axes.set_yticks([-idx for idx in range(len(rows))], [_short(one["category"], 24) for one in rows])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
@@ -247,7 +253,7 @@ def _stacks(rows: Rows, colours: Mapping[str, str], total: Any, *, unit: float, 
         y, left = -idx, 0.0
         for name in names:
             value = max(0.0, (one[name] or 0.0) / unit)
-            style = {"color": LIGHT[colours[name]], "edgecolor": PAPER, "linewidth": 0.8}
+            style: dict[str, Any] = {"color": LIGHT[colours[name]], "edgecolor": PAPER, "linewidth": 0.8}
             axes.barh(y, value, left=left, height=0.3, label=name if idx == 0 else None, **style)
             left += value
         label_row(axes, y, one["setting"], total(one), INK)

@@ -88,6 +88,7 @@ td.t{min-width:5.5em;max-width:16em}td.long{min-width:14em}th,td{padding-right:.
 body{font-size:10pt}main,header,footer{max-width:none;padding:0}header{padding-top:0}nav{display:none}
 section{margin-top:1.5rem;padding-top:1rem}.pair{grid-template-columns:minmax(0,26rem) minmax(0,1fr);gap:1rem 1.5rem}
 figure,tr,h2,h3,.facts{break-inside:avoid}h2,h3,.finding{break-after:avoid}
+.notes p{font-size:8.5pt;margin-bottom:.5rem}
 .scroll{overflow:visible}table{font-size:7.5pt}th,td{padding:.2rem .5rem .2rem 0}
 td.t,td.long{min-width:0}td.n,td.v,td.short{white-space:normal}pre{white-space:pre-wrap;overflow-wrap:anywhere}
 .wide.fluid svg{min-width:0}
@@ -226,8 +227,8 @@ def _text(text: str) -> str:
 def markdown(headline: Headline, sections: Sequence[Section], *, title: str) -> str:
     """The headline, what was found, the open tables, and where the rest is."""
     lines = [f"# {_inline(title)}", "", f"**{_inline(headline.sentence)}**", ""]
-    for one in (headline.place, *headline.notes):
-        lines += [_inline(one), ""] if one else []
+    for note in (headline.place, *headline.notes):
+        lines += [_inline(note), ""] if note else []
     for one in sections:
         lines += [f"## {_inline(one.title)}", ""]
         lines += [_inline(one.finding), ""] if one.finding else []

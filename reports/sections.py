@@ -122,11 +122,12 @@ def _speedups(study: Study) -> Section | None:
             f"baseline: {study.baseline}, the fastest plain decoding of this run that was right.",
             "[from, to]: 95 % bootstrap interval over prompts. A filled dot: the interval leaves out 1. Small circles: "
             "categories, points with their n and no intervals, for they hold few prompts.",
+            "beside transformers: times as fast as transformers' decoder with the same drafts, on the same tokens.",
             "tokens/s, a token: medians over rows behind the first arrival. first token: from the call to the first "
             "tokens. prompts left out: all their tokens came at once, so that there is no time between them.",
         ),
         tuple(drawings),
-        folded=(duels,) if duels.rows else (),
+        tables=(duels,) if duels.rows else (),
     )
 
 
@@ -360,7 +361,7 @@ def of_engines(record: Mapping[str, Any]) -> Section:
 
 def of_consistency(run: RunRecord) -> Section:
     """The failures of a consistency run, the smallest tree of each claim drawn."""
-    failing, drawings, seen = trees.failing(run), [], set()
+    failing, drawings, seen = trees.failing(run), list[Drawing](), set[str]()
     for one in trees.failures(run):
         nodes = trees.tree_of(one.message)
         if not nodes or one.claim in seen or len(drawings) == trees.MOST_TREES:

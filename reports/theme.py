@@ -61,7 +61,7 @@ _STYLE = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlecolor": INK,
-    "axes.prop_cycle": mpl.cycler(color=[LIGHT[name] for name in SERIES]),
+    "axes.prop_cycle": f"cycler('color', {[LIGHT[name] for name in SERIES]})",
     "figure.facecolor": "none",
     "grid.color": LINE,
     "grid.linewidth": 0.6,
