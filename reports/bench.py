@@ -13,7 +13,7 @@ from typing import Any
 from specbench.bench.rows import Gate, Row, Run, Setting
 from specbench.bench.summary import summary_of
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, share_lower_bound
-from specbench.reports.table import MISSING, Column, Table, count, mebibytes, milliseconds, ratio, share, text
+from specbench.reports.table import MISSING, Column, Table, count, mebibytes, milliseconds, named, ratio, share, text
 
 PHASES = ("draft", "verify", "commit", "host")
 PARTS = ("weights", "cache", "tree", "logits")
@@ -61,10 +61,11 @@ class Study:
 
     @property
     def shown(self) -> list[str]:
-        """Of `drafting` the first of each drafter: the fastest where any has a speed-up."""
+        """Of each drafter the first in `order`, the fastest where any has a speed-up, and plain decodings; as tables
+        name them."""
         found: dict[tuple[str, str], str] = {}
-        for name in self.drafting:
-            found.setdefault((self.settings[name].side, self.settings[name].drafter), name)
+        for name in self.order:
+            found.setdefault((self.settings[name].side, self.settings[name].drafter), named(name))
         return [*found.values()]
 
 
@@ -256,9 +257,10 @@ def duels(study: Study) -> Table:
 
 
 def gammas(study: Study) -> Table:
-    """Measured and predicted by gamma. mark: the knee, and the optimum that costs and acceptance predict."""
+    """Measured and predicted by gamma, the best curve first. mark: the knee, and the optimum that costs and acceptance
+    predict."""
     rows = []
-    for curve in study.summary["curves"]:
+    for curve in sorted(study.summary["curves"], key=lambda curve: -max(map(_value, curve["measured"].values()))):
         by_gamma = {int(gamma): one for gamma, one in curve["measured"].items()}
         predicted = {int(gamma): one for gamma, one in (curve["predicted"] or {}).items()}
         for gamma in sorted({*by_gamma, *predicted}):
@@ -287,6 +289,10 @@ def gammas(study: Study) -> Table:
         text("mark", ""),
     )
     return Table("gamma", "Speed-up by drafted length γ", columns, tuple(rows))
+
+
+def _value(interval: Mapping[str, Any]) -> float:
+    return interval["value"] or 0.0
 
 
 def _curve_name(curve: Mapping[str, Any]) -> str:

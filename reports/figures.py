@@ -27,9 +27,8 @@ SMALL = 9.0
 
 
 def speedups(rows: Rows, points: Rows) -> Figure:
-    """rows: of `speedups`, the baseline left out. points: of `categories`. A filled dot: the interval leaves
+    """rows: of `speedups`, the fastest first. points: of `categories`. A filled dot: the interval leaves
     out 1; circles below it are categories."""
-    rows = [one for one in rows if one["role"] != "baseline"][:MOST_SETTINGS]
     drawing = figure(0.6 + 0.48 * len(rows))
     axes = drawing.subplots()
     categories = by(points, "setting")
@@ -78,49 +77,40 @@ def categories(rows: Rows, overall: Mapping[str, Any]) -> Figure:
 
 
 def gamma(rows: Rows) -> Figure:
-    """rows: of `gamma`. The knee wears a ring; what is predicted is dashed, its optimum a diamond."""
-    drawing = figure(3.0)
-    axes = drawing.subplots()
-    values = [1.0]
-    for idx, ((curve,), mine) in enumerate(list(by(rows, "curve").items())[:MOST_CURVES]):
-        colour, marker = COLOURS[idx], MARKERS[idx]
+    """rows: of `gamma`. A panel a curve. The knee wears a ring; what is predicted is dashed, its optimum a diamond."""
+    curves = list(by(rows, "curve").items())[:MOST_CURVES]
+    drawing = figure(0.75 + 1.35 * len(curves))
+    panels = drawing.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
+    for idx, (axes, ((curve,), mine)) in enumerate(zip(panels, curves, strict=True)):
+        colour = INK if idx else ACCENT
         told = [one for one in mine if one["predicted"] is not None]
-        if told:
-            predicted = [one["predicted"] for one in told]
-            axes.plot([one["gamma"] for one in told], predicted, color=colour, linestyle=(0, (4, 2)), linewidth=1)
-            values += predicted
         known = [one for one in mine if one["speedup"] is not None]
         xs, ys = [one["gamma"] for one in known], [one["speedup"] for one in known]
         lows, highs = ([_or(one[end], one["speedup"]) for one in known] for end in ("low", "high"))
         ends = [[one - low for one, low in zip(ys, lows, strict=True)]]
         ends += [[high - one for one, high in zip(ys, highs, strict=True)]]
-        axes.errorbar(xs, ys, yerr=ends, color=colour, marker=marker, markersize=4.5, elinewidth=1, label=_short(curve))
-        values += [*ys, *lows, *highs]
+        dashed: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 2)), "linewidth": 1}
+        predicted = [one["predicted"] for one in told]
+        axes.plot([one["gamma"] for one in told], predicted, label="predicted" if told else None, **dashed)
+        axes.errorbar(xs, ys, yerr=ends, color=colour, marker="o", markersize=4, elinewidth=1, label="measured")
+        title = [_short(curve, 24)]
         for one in mine:
             marks = one["mark"].split(", ")
             if "knee" in marks:
-                axes.plot(one["gamma"], one["speedup"], "o", markersize=11, color=colour, markerfacecolor="none")
-                place: dict[str, Any] = {"xytext": (9, -12), "textcoords": "offset points", "color": colour}
-                axes.annotate(f"knee γ = {one['gamma']}", (one["gamma"], one["speedup"]), fontsize=SMALL, **place)
+                title.insert(1, f"knee γ = {one['gamma']} ({one['speedup']:.2f}×)")
+                axes.plot(one["gamma"], one["speedup"], "o", markersize=10, color=colour, markerfacecolor="none")
             if "predicted best" in marks:
-                axes.plot(one["gamma"], one["predicted"], "D", markersize=6, color=colour, markerfacecolor=PAPER)
-    axes.axhline(1, color=SOFT, linewidth=0.9, linestyle=(0, (3, 2)), zorder=0)
-    axes.set_ylim(*_around(values, 0.12))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
-    axes.grid(axis="y")
-    axes.set_xlabel("γ, drafted tokens in depth")
-    axes.set_ylabel("speed-up")
-    if any(one["predicted"] is not None for one in rows):
-        style: dict[str, Any] = {
-            "color": SOFT,
-            "linestyle": (0, (4, 2)),
-            "linewidth": 1,
-            "marker": "D",
-            "markerfacecolor": PAPER,
-        }
-        axes.plot([], [], label="predicted, ◇ its best", **style)
-    _legend(drawing, axes)
+                title.append(f"predicted γ = {one['gamma']}")
+                axes.plot(one["gamma"], one["predicted"], "D", markersize=5, color=SOFT, markerfacecolor=PAPER)
+        axes.set_title(", ".join(title), loc="left")
+        axes.axhline(1, color=SOFT, linewidth=0.9, linestyle=(0, (3, 2)), zorder=0)
+        axes.set_ylim(*_around([1.0, *ys, *lows, *highs, *predicted], 0.12))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+        axes.grid(axis="y")
+    panels[-1].set_xlabel("γ, drafted tokens in depth (○ knee, ◇ predicted best)")
+    _legend(drawing, panels[0])
     return drawing
 
 
@@ -168,7 +158,7 @@ def lengths(rows: Rows) -> Figure:
 def rounds(rows: Rows) -> Figure:
     """rows: of `rounds`. Milliseconds of a token by phase, in words below each bar."""
     return _stacks(
-        rows[:MOST_SETTINGS],
+        rows,
         {"draft": "s2", "verify": "accent", "commit": "s3", "host": "s6"},
         lambda one: f"{1e3 * one['total']:.1f} ms",
         unit=1e-3,
@@ -325,4 +315,5 @@ def _digits(value: float) -> str:
 def _short(name: str, limit: int = MAX_NAME) -> str:
     """What tells settings apart often stands at the end of their names."""
     tail = limit // 3
-    return name if len(name) <= limit else f"{name[: limit - tail - 1]}…{name[-tail:]}"
+    cut = name if len(name) <= limit else f"{name[: limit - tail - 1]}…{name[-tail:]}"
+    return f" {cut}" if cut.startswith("_") else cut  # legends leave out what begins so

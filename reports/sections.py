@@ -5,7 +5,7 @@ A section is left out where its records are not there. Every drawing carries the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from specbench.record import RunRecord
 from specbench.reports import bench, engines, figures, lossiness, trees
 from specbench.reports.bench import Study
-from specbench.reports.table import Column, Table, by, text
+from specbench.reports.table import Column, Table, by, named, text
 from specbench.reports.theme import as_png, as_svg
 from specbench.sanitize import plain
 
@@ -64,7 +64,9 @@ def drawn(
 ) -> Drawing:
     """make: called with the rows, by default the table's. name: of the files, by default the table's."""
     figure = make(*(rows or (table.rows,)))
-    return Drawing(name or table.name, title, as_svg(figure), as_png(figure), table, is_wide)
+    svg = as_svg(figure)
+    figure.set_layout_engine("none")  # it is laid out now, and is the same as PNG
+    return Drawing(name or table.name, title, svg, as_png(figure), table, is_wide)
 
 
 def of_bench(study: Study) -> list[Section]:
@@ -101,20 +103,25 @@ def _speedups(study: Study) -> Section | None:
     rows = [one for one in table.rows if one["role"] != "baseline"]
     if not rows:
         return None
-    drawings = [drawn("Speed-up of every verified setting", figures.speedups, table, table.rows, categories.rows)]
-    own = [one for one in categories.rows if one["setting"] == study.best]
+    shown = _chosen(study, rows)
+    title = (
+        "Speed-up of every verified setting"
+        if len(shown) == len(rows)
+        else f"Speed-up of {len(shown)} verified settings"
+    )
+    drawings = [drawn(title, figures.speedups, table, shown, categories.rows)]
+    best = named(study.best or "")
+    own = [one for one in categories.rows if one["setting"] == best]
     if study.best is not None and own:
-        overall = next(one for one in table.rows if one["setting"] == study.best)
-        title = f"{study.best}, by category"
-        drawings.append(drawn(title, figures.categories, categories, own, overall))
+        overall = next(one for one in table.rows if one["setting"] == best)
+        drawings.append(drawn(f"{best}, by category", figures.categories, categories, own, overall))
     clear = sum(one["low"] is not None and one["low"] > 1 for one in rows)
     slower = sum(one["high"] is not None and one["high"] < 1 for one in rows)
     finding = f"Beside the baseline {len(rows)} settings are verified: {clear} shown to be faster, {slower} slower."
-    more = f" The {figures.MOST_SETTINGS} fastest are drawn." if len(rows) > figures.MOST_SETTINGS else ""
     return Section(
         "speedups",
         "How much faster?",
-        finding + more,
+        finding,
         (
             "speed-up: seconds a token of the baseline / seconds a token of the setting, each the median of its "
             "repetitions, on the same prompt and the same number of tokens; the geometric mean over all n prompts. "
@@ -129,6 +136,13 @@ def _speedups(study: Study) -> Section | None:
         tuple(drawings),
         tables=(duels,) if duels.rows else (),
     )
+
+
+def _chosen(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """All, or where they are too many for a figure the fastest of each drafter, then the fastest of the rest; in their
+    order."""
+    names = sorted(range(len(rows)), key=lambda idx: (rows[idx]["setting"] not in study.shown, idx))
+    return [rows[idx] for idx in sorted(names[: figures.MOST_SETTINGS])]
 
 
 def _gamma(study: Study) -> Section | None:
@@ -216,7 +230,7 @@ def _rounds(study: Study) -> Section | None:
             "no step accounts for.",
             "rows that do not tell: of a decoder that shows only the whole.",
         ),
-        (drawn("Milliseconds of a token", figures.rounds, table),),
+        (drawn("Milliseconds of a token", figures.rounds, table, _chosen(study, table.rows)),),
     )
 
 

@@ -67,7 +67,7 @@ class Table:
             return None
         if not column.is_number:
             words = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-            return plain(words, MAX_TEXT, one_line=True)
+            return named(words)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"table {self.name}: {column.name} = {plain(repr(value), 60)} must be a number or null")
         return value
@@ -82,6 +82,11 @@ class Table:
         writer.writerow([one.name for one in self.columns])
         writer.writerows([raw(value) for value in row.values()] for row in self.rows)
         return file.getvalue()
+
+
+def named(words: str) -> str:
+    """A text as tables have it."""
+    return plain(words, MAX_TEXT, one_line=True)
 
 
 def raw(value: Any) -> str:

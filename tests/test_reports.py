@@ -10,15 +10,14 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import bench_file
 import pytest
-from bench_file import HOSTILE, LONG
+from bench_file import LONG
 
 from specbench import cli
 from specbench.bench.rows import Gate, read
@@ -243,6 +242,17 @@ def study_of(tmp_path: Path, keep: Any) -> Study:
     return Study(read(path))
 
 
+def test_best_setting_with_a_hostile_name_has_its_figures(tmp_path: Path) -> None:
+    """Its name is another in tables than in the rows."""
+    records = [{**one, "verdict": "EQUAL"} if one["kind"] == "gate" else one for one in bench_file.records()]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    found = {one.id: one for one in report.read([path])[1]}
+    titles = [one.title for one in found["speedups"].drawings]
+    svg = found["acceptance"].drawings[0].svg
+    assert (titles[1], svg.count(">&lt;script&gt;alert")) == (f"{SHOWN_HOSTILE}, by category", 1)
+
+
 # The page
 
 
@@ -452,12 +462,26 @@ def test_wrong_row_of_a_table_is_told(row: dict[str, Any], message: str) -> None
 
 
 def test_dots_of_the_speedups_are_the_tables(study: Study) -> None:
+    rows = bench.speeds(study).rows
     with theme.style():
-        drawn = figures.speedups(bench.speeds(study).rows, bench.categories(study).rows)
+        drawn = figures.speedups(rows, bench.categories(study).rows)
     dots = [line for line in drawn.axes[0].lines if line.get_markersize() == 6.5]
-    assert [line.get_xdata()[0] for line in dots] == [
-        row["speedup"] for row in bench.speeds(study).rows if row["role"] != "baseline"
-    ]
+    assert [line.get_xdata()[0] for line in dots] == [row["speedup"] for row in rows]
+
+
+def test_name_that_begins_with_an_underscore_is_in_the_legend(study: Study) -> None:
+    """matplotlib leaves such labels out."""
+    rows = [{**row, "setting": "_mine"} for row in bench.depths(study).rows if is_best(row)]
+    with theme.style():
+        (legend,) = figures.depths(rows).legends
+    assert [one.get_text().strip() for one in legend.get_texts()] == ["_mine"]
+
+
+def test_curves_of_gamma_are_the_tables(study: Study) -> None:
+    with theme.style():
+        (panel,) = figures.gamma(bench.gammas(study).rows).axes
+    (measured,) = [line for line in panel.lines if line.get_markersize() == 4]
+    assert measured.get_xydata().tolist() == [[2, pytest.approx(1.25)], [4, pytest.approx(NGRAM_4)], [8, 1.6]]
 
 
 def test_figures_wear_the_pages_colours_and_no_text_is_taken_for_a_tag() -> None:
@@ -685,7 +709,7 @@ def test_regret_and_rates_of_an_engine_are_shares(recordings: dict[str, Path]) -
 
 def test_report_replaces_an_earlier_one_and_leaves_nothing_of_it(recordings: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    report.write([recordings["bench"]], out)
+    report.write([recordings["engines"]], out)
     report.write([recordings["lossiness"]], out)
     assert sorted(files_of(out)) == [
         "data/lossiness.csv",
@@ -696,8 +720,14 @@ def test_report_replaces_an_earlier_one_and_leaves_nothing_of_it(recordings: dic
     ]
 
 
-def test_folder_that_bench_wrote_stands_for_its_rows(rows: Path, folder: Path, tmp_path: Path) -> None:
-    assert report.read([rows.parent])[0] == report.read([rows])[0]
+def test_folder_that_bench_wrote_stands_for_its_rows(tmp_path: Path) -> None:
+    records = [one for one in bench_file.records() if one["kind"] in ("header", "gate")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    headline, sections = report.read([tmp_path])
+    assert (headline.sentence, [one.id for one in sections]) == (
+        "No speed-up can be given: no plain decoding was both right and timed.",
+        ["verdicts", "machine"],
+    )
 
 
 REFUSED = {
@@ -732,31 +762,17 @@ def test_what_is_no_recording_is_refused_in_a_sentence(
 
 
 def test_missing_file_two_of_a_kind_and_a_folder_of_others_are_refused(
-    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recordings: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work", encoding="utf-8")
-    lines = ([tmp_path / "none.jsonl"], [rows, rows], [rows, "--out", tmp_path / "mine"])
-    for words in lines:
+    file = recordings["engines"]
+    for words in ([tmp_path / "none.jsonl"], [file, file], [file, "--out", tmp_path / "mine"]):
         assert cli.main(["report", "--out", str(tmp_path / "out"), *map(str, words)]) == 2
     assert capsys.readouterr().err.splitlines() == [
         f"specbench: {tmp_path / 'none.jsonl'} cannot be read: No such file or directory",
-        f"specbench: {rows} is a second recording of one kind (acceptance): a report takes one of each",
+        f"specbench: {file} is a second recording of one kind (engines): a report takes one of each",
         f"specbench: {tmp_path / 'mine'} holds other things than an earlier report: name a new or empty folder by "
         "--out",
     ]
     assert files_of(tmp_path / "mine") == {"thesis.txt": b"years of work"}
-
-
-def texts_of(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for one in value.values():
-            yield from texts_of(one)
-    elif isinstance(value, str):
-        yield value
-
-
-def test_hostile_names_are_what_the_file_holds() -> None:
-    """That the texts above are really in it, unescaped."""
-    assert HOSTILE in bench_file.SETTINGS and "<b>9000</b>" in "".join(texts_of(bench_file.records()[0]))
-    assert asdict(Gate("a", "b", "c"))["facts"] == {}
