@@ -34,7 +34,7 @@ class Preset:
 
 
 PRESETS = {
-    "laptop": Preset(2, 48, 2, (3, 5, 10), (("ngram", 5, 1), ("ngram", 4, 2), ("early_exit", 2, 1))),
+    "laptop": Preset(2, 40, 2, (3, 5, 10), (("ngram", 5, 1), ("ngram", 4, 2), ("early_exit", 2, 1))),
     "quick": Preset(1, 12, 1, (4,), (("ngram", 4, 1),)),
 }
 
@@ -118,8 +118,8 @@ def _bench(args: argparse.Namespace) -> int:
     import torch
     from transformers.utils import logging
 
-    from specbench.bench.loop import Plan, measure, plain_texts
-    from specbench.bench.sides import OwnSide, Sides, make_drafter
+    from specbench.bench.loop import WARM_UP, Plan, measure, plain_texts
+    from specbench.bench.sides import OwnSide, Sides
     from specbench.types import DTYPES
 
     logging.disable_progress_bar()
@@ -140,10 +140,16 @@ def _bench(args: argparse.Namespace) -> int:
         repetitions=args.repetitions or preset.repetitions,
         device=args.device,
     )
-    sides = Sides(model.path, DTYPES[args.dtype], device=args.device, draft_model=args.draft_model, target=adapter)
+    sides = Sides(
+        model.path,
+        DTYPES[args.dtype],
+        longest=max(len(one.tokens) for one in items) + max(plan.max_new_tokens, WARM_UP, COST_CONTEXT + max(WIDTHS)),
+        device=args.device,
+        draft_model=args.draft_model,
+        target=adapter,
+    )
     for one in settings:
-        if one.side == "own" and one.drafter != "model":
-            make_drafter(one, sides.model)  # what cannot be had is told before anything is measured
+        sides.check(one)
     header = header_of(plan.definition, command=_command(args), device=args.device)
     file = RowFile(args.out / ROWS, header, resume=args.resume)
     progress = Progress()
@@ -253,7 +259,10 @@ def _judge(plan: Any, folder: str, plain: dict[str, tuple[int, ...]], file: RowF
     judge = Judge(plan.items, plain, oracle=lambda: Oracle(folder, weights=dtype), dtype=dtype)
     run = read(file.path)
     own_plain = {one.side: one.name for one in reversed(plan.settings) if one.is_plain}
+    last = {one["setting"]: one["kind"] for one in file.records if one["kind"] in ("row", "gate")}
     for setting in plan.settings:
+        if last.get(setting.name) == "gate":  # a run that goes on, and has no new row of it
+            continue
         progress.say(f"judging {setting.name}")
         reference = dict(plain)
         if not setting.is_plain and setting.side in own_plain:
@@ -299,13 +308,14 @@ class Progress:
     """A line on stderr that is renewed, where that is a terminal; nothing in a log."""
 
     def __init__(self) -> None:
-        self._shown, self._started, self._first = sys.stderr.isatty(), time.monotonic(), 0
+        self._shown = sys.stderr.isatty()
+        self._begun: tuple[float, int] | None = None  # when, and with how many rows there already
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        if done == 0 or not self._first:
-            self._started, self._first = time.monotonic(), max(done, 1)
-        spent, new = time.monotonic() - self._started, done - self._first
-        left = f", {(total - done) * spent / new / 60:.1f} min left" if new > 0 else ""
+        if self._begun is None:
+            self._begun = time.monotonic(), done
+        spent, new = time.monotonic() - self._begun[0], done - self._begun[1]
+        left = f", {(total - done) * spent / new / 60:.1f} min left" if new else ""
         self.say(f"{done}/{total} rows{left}: {what}")
 
     def say(self, text: str) -> None:

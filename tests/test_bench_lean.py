@@ -146,3 +146,10 @@ def test_taps_are_refused() -> None:
     _, lean = pair("grouped")
     with pytest.raises(ValueError, match="taps are not filled by LeanLlama"):
         lean.forward(flatten_causal(PREFIX, 0), lean.new_cache(), taps=Taps())
+
+
+def test_a_capacity_is_that_of_preallocated_caches_alone() -> None:
+    lean = pair("grouped")[1].with_capacity(12)
+    assert (lean.new_cache("preallocated").capacity, type(lean.new_cache()).__name__) == (12, "ContiguousCache")
+    with pytest.raises(ValueError, match="exceed capacity 12"):
+        lean.encode(flatten_causal([1] * 13, 0), lean.new_cache("preallocated"))

@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sides(folder: Path) -> Sides:
-    return Sides(folder, torch.float32, draft_model=str(folder))
+    return Sides(folder, torch.float32, longest=100, draft_model=str(folder))
 
 
 def plan(settings: Sequence[Setting] = (PLAIN, LOOKUP), **changes: Any) -> Plan:
@@ -176,13 +176,15 @@ def test_a_target_is_asked_for_one_token_to_know_when_the_first_comes() -> None:
 )
 def test_what_cannot_be_had_is_refused(setting: Setting, message: str, folder: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        Sides(folder, torch.float32).make(setting)
+        Sides(folder, torch.float32, longest=100).make(setting)
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
     tiny_llama(replace(CONFIG, vocab_size=29), seed=0).to(torch.float32).save(tmp_path / "other")
     with pytest.raises(ValueError, match=r"has 29 tokens, must have 31 \(the target's vocabulary\)"):
-        Sides(folder, torch.float32, draft_model=str(tmp_path / "other")).make(Setting("m", drafter="model", gamma=2))
+        Sides(folder, torch.float32, longest=100, draft_model=str(tmp_path / "other")).make(
+            Setting("m", drafter="model", gamma=2)
+        )
 
 
 def test_our_side_runs_lean_where_it_can(folder: Path) -> None:
@@ -254,6 +256,19 @@ def test_a_side_that_gives_another_number_of_tokens_ends_the_run(tmp_path: Path)
         measure(plan(), lambda setting: Short(setting.name, []), NUMS, rows_in(tmp_path, plan()))
 
 
+def test_a_side_that_raises_ends_the_run_in_a_sentence(tmp_path: Path) -> None:
+    class Failing(Noting):
+        def generate(self, prompt: Sequence[int], num: int, *, seed: int = 0) -> Answer:
+            if self._name == "lookup" and num == NUMS["p1"]:
+                raise IndexError("no row 7")
+            return super().generate(prompt, num)
+
+    file = rows_in(tmp_path, plan())
+    with pytest.raises(RuntimeError, match="lookup on prompt p1 raised IndexError: no row 7"):
+        measure(plan(), lambda setting: Failing(setting.name, []), NUMS, file)
+    assert len(read(file.path).rows) == 5
+
+
 def test_plain_texts_end_at_an_end_token_and_are_kept(tmp_path: Path, sides: Sides) -> None:
     decoder = Decoder(sides.model)
     full = decoder.generate(ITEMS[0].tokens, max_new_tokens=20).tokens
@@ -313,6 +328,19 @@ def test_a_token_that_is_no_tie_is_a_bug(folder: Path, plain: dict[str, tuple[in
     found = judge(folder, plain).judge(LOOKUP, rows, plain)
     assert (found.verdict, found.passed, found.num_equal) == ("BUG", False, 1)
     assert f"p1, token 30: {worst}, regret" in found.sentence
+
+
+def test_plain_decoding_is_not_right_by_being_what_the_others_are_held_to(
+    folder: Path, plain: dict[str, tuple[int, ...]]
+) -> None:
+    """Planted: a forward that says the worst token once. Drafts that are verified by it agree with it."""
+    worst = int(Oracle(folder).rows(ITEMS[1].tokens, plain["p1"])[30].argmin())
+    spoilt = plain | {"p1": (*plain["p1"][:30], worst, *plain["p1"][31:])}
+    rows = [row(PLAIN, one, spoilt[one.id]) for one in ITEMS]
+    assert judge(folder, plain).judge(PLAIN, rows, spoilt).verdict == "BUG"
+    assert (
+        judge(folder, plain).judge(PLAIN, [row(PLAIN, one, plain[one.id]) for one in ITEMS], plain).verdict == "EQUAL"
+    )
 
 
 def test_a_wrong_repetition_is_not_hidden_by_right_ones(folder: Path, plain: dict[str, tuple[int, ...]]) -> None:

@@ -111,6 +111,14 @@ def test_pairs_need_the_same_number_of_tokens_on_both_sides(tmp_path: Path) -> N
     assert [one.prompt for one in pairs] == ["same"]
 
 
+def test_pairs_may_be_asked_for_where_both_said_the_same(tmp_path: Path) -> None:
+    file = RowFile(tmp_path / "rows.jsonl", header())
+    file.append(row("1", "plain").as_record())
+    file.append(row("2", "lookup").as_record() | {"tokens": [0, 1, 9]})
+    run = read(file.path)
+    assert (len(run.pairs("plain", "lookup")), run.pairs("plain", "lookup", same_text=True)) == (1, [])
+
+
 def test_differences_are_told_by_field() -> None:
     assert list(differences({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": "x"})) == ["b: 2, now 3", 'c: null, now "x"']
 

@@ -1,4 +1,4 @@
-"""bench.sweep and memory: predictions by hand, the knee, the recommendation's sentences, and formulas that are counted."""
+"""bench.sweep and memory: predictions by hand, the knee, the sentences, and formulas that are counted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def candidate(value: float, low: float, high: float, name: str = "lookup 4") -> 
     return Candidate(name, Interval(value, low, high, 16), 1.5, draft_share=0.02, host_share=0.01, cost_ratio=1.12)
 
 
-WHY = "1.50 tokens a forward, a forward of its rows costs 1.12 of a plain one, drafting takes 2% of the time, the host 1%."
+WHY = "1.50 tokens a forward, a forward of its rows costs 1.12 of a plain one, drafting takes 2% of the time, "
+WHY += "the host 1%."
 NAN = math.nan
 
 
@@ -90,8 +91,8 @@ NAN = math.nan
         ),
         (
             [candidate(1.1, 0.9, 1.3)],
-            "lookup 4 is the fastest at 1.10x [0.90, 1.30] (n = 16) of plain, which these prompts do not tell apart from "
-            f"1; {WHY}",
+            "lookup 4 is the fastest at 1.10x [0.90, 1.30] (n = 16) of plain, which these prompts do not tell apart "
+            f"from 1; {WHY}",
         ),
         (
             [candidate(0.8, 0.7, 0.9)],

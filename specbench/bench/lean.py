@@ -8,6 +8,7 @@ No windows, no biases, no taps: a model that has them runs by `reference.model` 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specbench.protocols import Cache
-from specbench.reference.kv_cache import AppendableCache
+from specbench.reference.kv_cache import AppendableCache, PreallocatedCache
 from specbench.reference.model import LlamaConfig, LlamaModel
 from specbench.steps import FlatTree
 from specbench.types import Taps
@@ -42,6 +43,7 @@ class LeanLlama(LlamaModel):
     ) -> None:
         super().__init__(config, weights, name=name)
         self._layers = layers
+        self._capacity: int | None = None
         # Turned in fp32 where the model is narrower, as in the reference; one sign for each half of a head.
         exponents = torch.arange(0, config.head_dim, 2, device=self.device, dtype=self._wide)
         self._frequencies = (config.rope_theta ** (-exponents / config.head_dim)).repeat(2)  # [D]
@@ -86,6 +88,17 @@ class LeanLlama(LlamaModel):
         config = replace(self.config, num_layers=num_layers)
         name = f"{self.name}, first {num_layers} layers"
         return LeanLlama(config, self._weights, self._layers[:num_layers], name=name)
+
+    def with_capacity(self, num_rows: int) -> LeanLlama:
+        """The same weights; preallocated caches are of that many rows, for texts that are known to be no longer."""
+        twin = copy.copy(self)
+        twin._capacity = num_rows
+        return twin
+
+    def new_cache(self, kind: str = "contiguous") -> AppendableCache:
+        if kind == "preallocated" and self._capacity is not None:
+            return PreallocatedCache(self.cache_spec, capacity=self._capacity)
+        return super().new_cache(kind)
 
     @torch.no_grad()
     def forward(self, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:

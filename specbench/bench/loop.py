@@ -100,7 +100,7 @@ def measure(
     """Appends every row that the file lacks. make: called once a setting, which is warmed up then. nums: tokens to ask
     for, by prompt; answers of fewer than FEWEST are not timed. tell: rows done, rows in all, and which is next.
 
-    RuntimeError when a side gives another number of tokens than it was asked for.
+    RuntimeError when a side raises, or gives another number of tokens than it was asked for.
     """
     turns = [
         (item, repetition, setting, plan.key(item, setting, repetition, nums[item.id]))
@@ -118,7 +118,11 @@ def measure(
         gc.collect()
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         seed = plan.seed + repetition
-        answer = sides[setting.name].generate(item.tokens, nums[item.id], seed=seed)
+        try:
+            answer = sides[setting.name].generate(item.tokens, nums[item.id], seed=seed)
+        except Exception as error:  # a target may raise anything
+            told = f"{type(error).__name__}: {error}"
+            raise RuntimeError(f"{setting.name} on prompt {item.id} raised {told}") from error
         if len(answer.tokens) != nums[item.id]:
             got = f"{len(answer.tokens)} tokens, must give {nums[item.id]}"
             raise RuntimeError(f"{setting.name} on prompt {item.id} gave {got}: end tokens must not end it here")

@@ -2,7 +2,8 @@
 
 On the CPU a process's peak never falls, so that each setting has a fresh process: `python -m specbench.bench.memory`,
 one JSON object on stdin, one on stdout. VmHWM, the peak of its resident memory, is reset by the kernel once the model
-is loaded and has said two tokens (5 written to /proc/self/clear_refs), where that is allowed. On CUDA torch's allocator and the device tell.
+is loaded and has said two tokens (5 written to /proc/self/clear_refs), where that is allowed. On CUDA torch's
+allocator and the device tell.
 """
 
 from __future__ import annotations
@@ -111,7 +112,13 @@ def _child(spec: Mapping[str, Any]) -> dict[str, Any]:
     imported = _resident("VmRSS")
     torch.set_num_threads(spec["threads"])
     setting = Setting("measured", **spec["setting"])
-    sides = Sides(spec["folder"], DTYPES[spec["dtype"]], device=device, draft_model=spec.get("draft_model", ""))
+    sides = Sides(
+        spec["folder"],
+        DTYPES[spec["dtype"]],
+        longest=len(spec["prompt"]) + spec["num"],
+        device=device,
+        draft_model=spec.get("draft_model", ""),
+    )
     side = sides.make(setting)
     side.generate(spec["prompt"][:2], 2)  # what operators compile and keep is made now, and is not the setting's
     gc.collect()

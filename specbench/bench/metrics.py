@@ -23,7 +23,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 10_000
 LONGEST_LOOP = 32  # tokens of a block that is said again and again

@@ -149,8 +149,9 @@ class Run:
     def of(self, setting: str) -> list[Row]:
         return [one for one in self.rows if one.setting == setting]
 
-    def pairs(self, baseline: str, setting: str) -> list[Pair]:
-        """The prompts that both were timed on with the same number of tokens, in the order of the rows."""
+    def pairs(self, baseline: str, setting: str, *, same_text: bool = False) -> list[Pair]:
+        """The prompts that both were timed on with the same number of tokens, in the order of the rows. same_text: only
+        those on which both said the same tokens, where ties have not led them apart."""
         by_prompt: dict[str, dict[str, list[Row]]] = {}
         for one in self.rows:
             if one.setting in (baseline, setting):
@@ -158,7 +159,8 @@ class Run:
         found = []
         for prompt, sides in by_prompt.items():
             rows = [one for some in sides.values() for one in some]
-            if len(sides) == len({baseline, setting}) and len({len(one.tokens) for one in rows}) == 1:
+            texts = {one.tokens if same_text else len(one.tokens) for one in rows}
+            if len(sides) == len({baseline, setting}) and len(texts) == 1:
                 timings = [tuple(one.timing for one in sides[name]) for name in (baseline, setting)]
                 found.append(Pair(prompt, rows[0].category, *timings))
         return found

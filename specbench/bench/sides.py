@@ -176,8 +176,8 @@ class OwnSide:
         )
 
     def generate(self, prompt: Sequence[int], num: int, *, seed: int = 0) -> Answer:
-        if hasattr(self._drafter, "reset"):
-            self._drafter.reset()
+        if (reset := getattr(self._drafter, "reset", None)) is not None:
+            reset()
         self._log.clear()
         start = self._clock()
         said = self.decoder.generate(prompt, max_new_tokens=num, sampling=self._sampling, seed=seed)
@@ -307,10 +307,18 @@ class Sides:
     """Makes a side for each setting; what they share is loaded once, and only when it is asked for."""
 
     def __init__(
-        self, folder: str | Path, dtype: torch.dtype, *, device: str = "cpu", draft_model: str = "", target: Any = None
+        self,
+        folder: str | Path,
+        dtype: torch.dtype,
+        *,
+        longest: int,
+        device: str = "cpu",
+        draft_model: str = "",
+        target: Any = None,
     ) -> None:
-        """target: an adapter, of settings of side "target"; its plain decoding is `with_drafter(None)`."""
-        self._folder, self._dtype, self._device = str(folder), dtype, device
+        """longest: tokens of a text, prompt and answer, for which our caches have room. target: an adapter, of settings
+        of side "target"; its plain decoding is `with_drafter(None)`."""
+        self._folder, self._dtype, self._device, self._longest = str(folder), dtype, device, longest
         self._draft_model, self._target = draft_model, target
         self._loaded: dict[str, Any] = {}
 
@@ -322,9 +330,18 @@ class Sides:
             return TargetSide(self._target if setting.drafter else self._target.with_drafter(None), setting)
         return OwnSide(self.model, setting, small=self._small(setting))
 
+    def check(self, setting: Setting) -> None:
+        """ValueError for a drafter of ours that cannot be had, before anything is measured."""
+        if setting.side == "own":
+            make_drafter(setting, self.model, self._small(setting))
+
     @property
     def model(self) -> LanguageModel:
-        return self._once("own", lambda: load_own(self._folder, self._dtype, self._device))
+        return self._once("own", self._load_own)
+
+    def _load_own(self) -> LanguageModel:
+        model = load_own(self._folder, self._dtype, self._device)
+        return model.with_capacity(self._longest + MAX_NODES + 1) if isinstance(model, LeanLlama) else model
 
     def _small(self, setting: Setting) -> LanguageModel | None:
         if setting.drafter != "model" or not self._draft_model:

@@ -133,8 +133,10 @@ def _timed(run: Run, name: str) -> bool:
 
 
 def _duel(run: Run, theirs: str, ours: str) -> dict[str, Any]:
-    found = speedup_of(run.pairs(theirs, ours))
-    return {"ours": ours, "theirs": theirs, "decode": asdict(found.decode), "end_to_end": asdict(found.end_to_end)}
+    """same_text: where ties have not led the two apart, so that the drafts were the same too."""
+    found, same = speedup_of(run.pairs(theirs, ours)), speedup_of(run.pairs(theirs, ours, same_text=True))
+    told = {"decode": found.decode, "end_to_end": found.end_to_end, "same_text": same.decode}
+    return {"ours": ours, "theirs": theirs, **{name: asdict(one) for name, one in told.items()}}
 
 
 def _curves(run: Run, settings: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -240,8 +242,8 @@ def compare(before: Run, after: Run, *, force: bool = False) -> list[Change]:
     ]
     if told and not force:
         raise ValueError(
-            f"these runs are of another machine or definition ({'; '.join(told[:4])}): what differs between them may be "
-            "that; say --force to compare them all the same"
+            f"these runs are of another machine or definition ({'; '.join(told[:4])}): what differs between them may "
+            "be that; say --force to compare them all the same"
         )
     anchor = next((name for name, one in before.settings.items() if _is_anchor(one) and _timed(after, name)), None)
     changes = []
@@ -320,8 +322,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
         "",
         f"Command: `{_cell(summary['command'])}`",
         "",
-        "| setting | verdict | speed-up [95 %], n | end to end | ms a token | TTFT ms | tokens a forward | acceptance | "
-        "draft / verify / host | looping | peak MiB |",
+        "| setting | verdict | speed-up [95 %], n | end to end | ms a token | TTFT ms | tokens a forward | acceptance "
+        "| draft / verify / host | looping | peak MiB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [_line(name, told) for name, told in summary["settings"].items()]
@@ -332,7 +334,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
     if summary["duels"]:
         lines += ["", "Ours against transformers' (above 1: ours is faster), decoding alone and end to end:", ""]
         lines += [
-            f"- {_cell(one['what'])}: {interval(one['decode'])}; end to end {interval(one['end_to_end'])}"
+            f"- {_cell(one['what'])}: {interval(one['decode'])}; where both say the same {interval(one['same_text'])}; "
+            f"end to end {interval(one['end_to_end'])}"
             for one in summary["duels"]
         ]
     for curve in summary["curves"]:

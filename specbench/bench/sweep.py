@@ -1,4 +1,4 @@
-"""What a sweep says: the knee of a gamma curve, what its costs and acceptance predict, and which setting to use. No torch.
+"""What a sweep says: the knee of a gamma curve, what costs and acceptance predict, which setting to use. No torch.
 
 Predicted time a token at gamma g: the rounds that the deepest setting of the same drafter recorded are cut to g (a
 round that drafted d deep and accepted a becomes min(d, g) and min(a, g)), each costs what a forward of that many rows
@@ -78,8 +78,8 @@ def recommendation(candidates: Sequence[Candidate], *, baseline: str) -> str:
         return f"Decode plainly ({baseline}): the best setting, {best.name}, is {_times(best.speedup)} as fast; {why}."
     if best.speedup.low <= 1.0 or math.isnan(best.speedup.low):
         return (
-            f"{best.name} is the fastest at {_times(best.speedup)} of {baseline}, which these prompts do not tell apart "
-            f"from 1; {why}."
+            f"{best.name} is the fastest at {_times(best.speedup)} of {baseline}, which these prompts do not tell "
+            f"apart from 1; {why}."
         )
     return f"Use {best.name}: {_times(best.speedup)} the speed of {baseline}; {why}."
 

@@ -1,8 +1,9 @@
 """Gate: what a setting said on the prompts is judged before any speed-up is given.
 
 Greedy tokens are held against plain decoding of the same stack. What is the same is EQUAL; what differs is judged by
-`specbench.regret`: NOISE where every difference is a tie within a bound measured on our own plain forward in that
-dtype, BUG otherwise. In fp32 that bound is some 1e-4 of a logit, so that nothing but a true tie passes.
+`specbench.regret`: NOISE where every difference is a tie within a bound measured on the reference's plain forward in
+that dtype, BUG otherwise. In fp32 that bound is some 1e-4 of a logit, so that nothing but a true tie passes. Plain
+decoding, by which the others are judged, is itself held to the oracle in fp64, token by token.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Judge:
         if setting.temperature:
             return Gate(setting.name, NOT_TESTED, LAW, len(outputs), num_tokens, law_checked=False)
         num_equal = sum(tuple(reference[one.name]) == one.tokens for one in outputs)
-        if num_equal == len(outputs):
+        if num_equal == len(outputs) and not setting.is_plain:
             what = f"all {num_tokens} tokens are plain decoding's"
             return Gate(setting.name, EQUAL, what, len(outputs), num_tokens, num_equal)
         oracle, plain = self._errors()
