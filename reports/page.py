@@ -45,7 +45,7 @@ a{color:var(--accent);text-underline-offset:.2em;text-decoration-thickness:1px}
 h2+.pair{margin-top:1.5rem}
 section{margin-top:3.5rem;padding-top:2rem;border-top:1px solid var(--line)}
 .finding{max-width:46em;margin:0 0 1.75rem;color:var(--soft);overflow-wrap:anywhere}
-.pair{display:grid;grid-template-columns:minmax(0,31rem) minmax(0,1fr);gap:2rem 3.5rem;align-items:start}
+.pair{display:grid;grid-template-columns:minmax(0,504px) minmax(0,1fr);gap:2rem 3.5rem;align-items:start}
 .pair.alone{grid-template-columns:minmax(0,1fr)}
 .drawings,.notes{min-width:0}
 .notes p{margin:0 0 .8rem;max-width:44em;color:var(--soft);font-size:.875rem;overflow-wrap:anywhere}
@@ -55,9 +55,9 @@ section{margin-top:3.5rem;padding-top:2rem;border-top:1px solid var(--line)}
 figure{margin:0 0 2rem}
 figure:last-child{margin-bottom:0}
 figure svg{display:block;overflow:visible}
-.fluid svg{width:100%;max-width:31rem;height:auto}
+.fluid svg{width:100%;height:auto}
 figure svg text{font-family:inherit}
-.wide.fluid svg{max-width:none;min-width:44rem}
+.wide.fluid svg{min-width:44rem}
 .scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}
 .scroll:focus-visible,a:focus-visible,summary:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
 table{border-collapse:collapse;font-size:.875rem;line-height:1.4}

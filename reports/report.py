@@ -12,14 +12,14 @@ from typing import Any
 
 from specbench import record
 from specbench.bench import rows
-from specbench.reports import bench, page, sections
+from specbench.reports import bench, kernels, page, sections
 from specbench.reports.bench import Headline
 from specbench.reports.sections import Section
 from specbench.reports.theme import style
 
 KINDS = (
-    "rows of `specbench bench` (JSON lines), `specbench engines --json`, `specbench law --lossiness FILE.json` or a "
-    "consistency run's .specbench/report.json"
+    "rows of `specbench bench` or of the kernels' benchmark (JSON lines), `specbench engines --json`, `specbench law "
+    "--lossiness FILE.json` or a consistency run's .specbench/report.json"
 )
 ROWS = "rows.jsonl"  # of a folder that `specbench bench` wrote
 HTML, MARKDOWN, DATA, FIGURES = "index.html", "summary.md", "data", "figures"
@@ -81,10 +81,16 @@ def read(files: Sequence[Path]) -> tuple[Headline, list[Section]]:
 
 
 def _read(file: Path) -> tuple[Headline | None, list[Section]]:
-    data = _json(file)
-    if data is None or data.get("kind") == "header":
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"this is no UTF-8 text: expected {KINDS}") from None
+    data = _object(text) or _object(text.partition("\n")[0])
+    if data.get("kind") == "header":
         study = bench.Study(rows.read(file))
         return bench.headline(study), sections.of_bench(study)
+    if "row" in data:
+        return None, [sections.of_kernels(kernels.rows_of(text))]
     if "curves" in data:
         return None, [sections.of_lossiness(data)]
     if "engines" in data:
@@ -94,14 +100,12 @@ def _read(file: Path) -> tuple[Headline | None, list[Section]]:
     raise ValueError(f"this is no recording: expected {KINDS}")
 
 
-def _json(file: Path) -> dict[str, Any] | None:
-    """The file's one JSON object; None where it holds several lines of them."""
+def _object(text: str) -> dict[str, Any]:
+    """The one JSON object that the text is; empty for anything else."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, RecursionError):
-        return None
-    except UnicodeDecodeError:
-        raise ValueError(f"this is no UTF-8 text: expected {KINDS}") from None
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
     return data if isinstance(data, dict) else {}
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from specbench.record import RunRecord
-from specbench.reports import bench, engines, figures, lossiness, trees
+from specbench.reports import bench, engines, figures, kernels, lossiness, trees
 from specbench.reports.bench import Study
-from specbench.reports.table import Column, Table, by, named, text
+from specbench.reports.table import Column, Table, by, count, named, ratio, share, text
 from specbench.reports.theme import as_png, as_svg
 from specbench.sanitize import plain
 
@@ -309,6 +310,78 @@ def _machine(study: Study) -> Section:
             Listing("To write this page again", "specbench report RUN.jsonl"),
         ),
     )
+
+
+def of_kernels(rows: Sequence[Mapping[str, Any]]) -> Section:
+    """rows: what `specbench.suites.benchmark.kernels` wrote. ValueError where they are not."""
+    try:
+        table = _cells(kernels.cells_of(rows, kernels.ATTENTION))
+        device = next((str(one["device"]) for one in rows if one["row"] == "run"), "an unnamed device")
+        is_timed = any(one["seconds"] is not None for one in table.rows)
+        title = "Tree attention below its roofline"
+        drawings = (drawn(title, _roofline, table, rows, is_wide=True),) if is_timed else ()
+        aims = [vars(one) for one in kernels.targets(rows)]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a row of the kernels' benchmark lacks or has a wrong {error}") from None
+    columns = (text("wanted", "target"), text("found", "found"), text("verdict", "verdict"))
+    targets = Table("kernel-targets", "Targets", columns, tuple(aims))
+    num = sum(one["verdict"] == kernels.REACHED for one in aims)
+    return Section(
+        "kernels",
+        "How fast are the kernels?",
+        f"{num} of {len(aims)} targets reached on {named(device)}; {len(table.rows)} cells of tree attention.",
+        (
+            "roofline: the time below which this card cannot do it, by the fewest bytes at its measured copy bandwidth "
+            "and the fewest operations at its measured matrix rate; of roofline: its share of the time taken.",
+            "over floor: the time / that of dense attention of the same rows with no mask. over peer: the best peer's "
+            "time / ours; above 1 ours is faster. A kernel whose output was not right has no time.",
+        ),
+        drawings,
+        tables=(targets,) if drawings else (targets, table),
+    )
+
+
+def _roofline(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """With its powers of ten in words, since figures in a page read no mathematics."""
+    drawing = kernels.roofline_figure(rows)
+    drawing.axes[0].xaxis.set_major_formatter(EngFormatter(sep=" "))
+    drawing.axes[0].yaxis.set_major_formatter(EngFormatter(sep=" "))
+    return drawing
+
+
+def _cells(cells: Sequence[kernels.Cell]) -> Table:
+    rows = tuple(
+        {
+            **{name: one.sizes[name] for name in ("P", "N", "B")},
+            "status": one.own["status"],
+            "n": one.own["seconds"]["n"] if one.seconds is not None else None,
+            "seconds": one.seconds,
+            "intensity": one.own["flops"] / one.own["bytes"],
+            "rate": one.own["flops"] / one.seconds if one.seconds is not None else None,
+            "roofline": one.roofline,
+            "roofline_share": one.roofline_share,
+            "over_floor": one.over_floor,
+            "over_peer": one.over_peer,
+            "peer": one.peer["contender"] if one.peer is not None else None,
+        }
+        for one in cells
+    )
+    columns = (
+        count("P", "P, prefix"),
+        count("N", "N, nodes"),
+        count("B", "B, batch"),
+        text("status", "status"),
+        count("n", "n times"),
+        Column("seconds", "median (µs)", 1, "", 1e6),
+        Column("intensity", "FLOP a byte", 1),
+        Column("rate", "TFLOP/s", 1, "", 1e-12),
+        Column("roofline", "roofline (µs)", 1, "", 1e6),
+        share("roofline_share", "of roofline"),
+        ratio("over_floor", "over floor"),
+        ratio("over_peer", "over peer"),
+        text("peer", "best peer"),
+    )
+    return Table("kernels", "Tree attention", columns, rows)
 
 
 def of_lossiness(record: Mapping[str, Any]) -> Section:

@@ -47,6 +47,7 @@ SERIES = ("accent", "s2", "s3", "s4", "s5", "s6")
 MARKERS = "osD^vP"  # of the series, in their order
 INK, SOFT, LINE, PAPER, ACCENT = (LIGHT[name] for name in ("ink", "soft", "line", "paper", "accent"))
 WIDTH = 5.0  # inches: 360 units of an SVG, about the width of a phone
+LARGEST = 1.4  # pixels of a page a unit
 
 _STYLE = {
     "font.family": ["sans-serif"],
@@ -90,6 +91,7 @@ _TAG = re.compile(r"<[^>]*>")
 _REFERENCE = re.compile(r'url\(#([^)]+)\)|href="#([^"]+)"')
 _ID = re.compile(r' id="([^"]+)"')
 _FONT = re.compile(r"font: ([\d.]+)px [^;\"]*")
+_WIDTH = re.compile(r' viewBox="0 0 ([\d.]+)')
 _SIZE = re.compile(r' (?:width|height)="[^"]*"')
 
 
@@ -119,7 +121,7 @@ def as_png(figure: Figure) -> bytes:
 
 def for_page(svg: str, prefix: str, *, is_fluid: bool = True) -> str:
     """The SVG inside an HTML page: the page's colours and type, ids that are the prefix's own. is_fluid: as wide as its
-    box, and not as it was drawn."""
+    box up to LARGEST, and not as it was drawn."""
     svg = _NOT_HTML.sub("", _METADATA.sub("", _HEAD.sub("", svg)))
     used = {name for tag in _TAG.findall(svg) for pair in _REFERENCE.findall(tag) for name in pair if name}
     return _TAG.sub(lambda found: _tag_for_page(found[0], prefix, used, is_fluid), svg).strip()
@@ -128,13 +130,15 @@ def for_page(svg: str, prefix: str, *, is_fluid: bool = True) -> str:
 def _tag_for_page(tag: str, prefix: str, used: set[str], is_fluid: bool) -> str:
     """Tags alone are changed: a text may look like anything."""
     if tag.startswith("<svg") and is_fluid:
-        tag = _SIZE.sub("", tag)
+        tag = _WIDTH.sub(
+            lambda found: f' style="max-width:{LARGEST * float(found[1]):.0f}px"{found[0]}', _SIZE.sub("", tag)
+        )
     tag = _ID.sub(lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used else "", tag)
     tag = tag.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
     tag = _FONT.sub(r"font-size: \1px", tag)
     for name, colour in LIGHT.items():
         tag = tag.replace(colour, f"var(--{name})")
-    return tag
+    return tag.replace("#000000", "var(--ink)")
 
 
 def variables(colours: dict[str, str]) -> str:

@@ -665,18 +665,43 @@ def lossiness_record() -> dict[str, Any]:
     return {"schema": 1, "command": "specbench law", "drafts": "chains", "curves": curves}
 
 
+def kernel_rows() -> list[dict[str, Any]]:
+    """3.2e8 bytes in 1e-4 s are 80 % of 4e12 bytes/s; at 8e14 FLOP/s 1.6e10 operations take a quarter of that."""
+    seconds = {"median": 1e-4, "q25": 9e-5, "q75": 1.1e-4, "min": 8e-5, "n": 50}
+    cell = {"P": 8192, "N": 16, "B": 8}
+    common = {"row": "time", "kernel": "tree_attention", "cell": cell, "why": "", "bytes": 3.2e8, "flops": 1.6e10}
+    own = {**common, "contender": "tree_attention", "role": "own", "status": "timed", "seconds": seconds}
+    peer = {
+        **common,
+        "contender": "<script>",
+        "role": "peer",
+        "status": "timed",
+        "seconds": {**seconds, "median": 2e-4},
+    }
+    return [
+        {"row": "run", "device": "made-up card <b>"},
+        {"row": "ceiling", "name": "copy", "value": 4e12},
+        {"row": "ceiling", "name": "matrix", "value": 8e14},
+        {**own, "mask_bytes": 8 * 16 * 8},
+        peer,
+    ]
+
+
 @pytest.fixture
 def recordings(rows: Path, tmp_path: Path) -> dict[str, Path]:
     found = {"bench": rows, "consistency": consistency(tmp_path / "report.json", failing("tree.mask", 2))}
     for name, made in (("engines", engines_record()), ("lossiness", lossiness_record())):
         found[name] = tmp_path / f"{name}.json"
         found[name].write_text(json.dumps(made), encoding="utf-8")
+    found["kernels"] = tmp_path / "kernels.jsonl"
+    found["kernels"].write_text("".join(json.dumps(one) + "\n" for one in kernel_rows()), encoding="utf-8")
     return found
 
 
 ALONE = {
     "consistency": "What fails, and on which tree? mypkg.mod:Adapter<script>: 1 of 1 cells fail.",
     "engines": "Are other engines right? 2 modes: 1 EQUAL, 1 NOISE.",
+    "kernels": "of 7 targets reached on made-up card <b>; 1 cells of tree attention.",
     "lossiness": "What does a lossy rule give up? 2 rules, chains.",
 }
 
@@ -688,13 +713,13 @@ def test_page_is_made_of_any_recording_alone(name: str, recordings: dict[str, Pa
 
 
 def test_page_of_all_recordings_begins_with_the_benchmark(recordings: dict[str, Path], tmp_path: Path) -> None:
-    order = [recordings[name] for name in ("engines", "consistency", "bench", "lossiness")]
+    order = [recordings[name] for name in ("engines", "kernels", "consistency", "bench", "lossiness")]
     html = report.write(order, tmp_path / "out").read_text("utf-8")
     sections = re.findall(r'<section id="(\w+)"', html)
-    assert (Page(html).problems, sections[0], sections[-3:]) == (
+    assert (Page(html).problems, sections[0], sections[10:]) == (
         [],
         "verdicts",
-        ["engines", "consistency", "lossiness"],
+        ["engines", "kernels", "consistency", "lossiness"],
     )
 
 
@@ -705,6 +730,13 @@ def test_regret_and_rates_of_an_engine_are_shares(recordings: dict[str, Path]) -
         (None, None, None),
         (0.3, pytest.approx(0.02), pytest.approx(0.0075)),
     ]
+
+
+def test_kernel_is_held_to_its_roofline(recordings: dict[str, Path]) -> None:
+    (section,) = report.read([recordings["kernels"]])[1]
+    (row,) = section.drawings[0].table.rows
+    found = [row[name] for name in ("seconds", "intensity", "rate", "roofline", "roofline_share", "over_peer")]
+    assert (found, row["peer"]) == (pytest.approx([1e-4, 50, 1.6e14, 8e-5, 0.8, 2]), "<script>")
 
 
 def test_report_replaces_an_earlier_one_and_leaves_nothing_of_it(recordings: dict[str, Path], tmp_path: Path) -> None:
@@ -731,7 +763,11 @@ def test_folder_that_bench_wrote_stands_for_its_rows(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "no JSON at all": (b"hello\n", "{file} is not a file of rows: line 1 is no JSON"),
+    "no JSON at all": (b"hello\n", f"{{file}}: this is no recording: expected {report.KINDS}"),
+    "rows that break off": (
+        b'{"kind": "header", "schema": 1}\n{"kind"\n',
+        "{file} is not a file of rows: line 2 is no JSON",
+    ),
     "another JSON": (b'{"a": 1}', f"{{file}}: this is no recording: expected {report.KINDS}"),
     "a list": (b"[1]", f"{{file}}: this is no recording: expected {report.KINDS}"),
     "no text": (b"\xff\xfe", f"{{file}}: this is no UTF-8 text: expected {report.KINDS}"),

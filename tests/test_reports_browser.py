@@ -14,7 +14,7 @@ from typing import Any
 
 import bench_file
 import pytest
-from test_reports import consistency, engines_record, failing, lossiness_record
+from test_reports import consistency, engines_record, failing, kernel_rows, lossiness_record
 
 from specbench.reports import report
 
@@ -54,6 +54,8 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, made in (("engines", engines_record()), ("lossiness", lossiness_record())):
         files.append(folder / f"{name}.json")
         files[-1].write_text(json.dumps(made), encoding="utf-8")
+    files.append(folder / "kernels.jsonl")
+    files[-1].write_text("".join(json.dumps(one) + "\n" for one in kernel_rows()), encoding="utf-8")
     return report.write(files, folder / "out")
 
 
