@@ -14,6 +14,7 @@ from specbench.bench.rows import Gate, Row, Run, Setting
 from specbench.bench.summary import summary_of
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, share_lower_bound
 from specbench.reports.table import MISSING, Column, Table, count, mebibytes, milliseconds, named, ratio, share, text
+from specbench.sanitize import plain
 
 PHASES = ("draft", "verify", "commit", "host")
 PARTS = ("weights", "cache", "tree", "logits")
@@ -97,11 +98,11 @@ def headline(study: Study) -> Headline:
         interval = f"{over}, too few for an interval"
     else:
         interval = f"95 % interval {decode['low']:.2f} to {decode['high']:.2f} {over}"
-    times = f"{decode['value']:.2f}×"
+    times, name, other = f"{decode['value']:.2f}×", _brief(best), _brief(baseline)
     if (decode["low"] or 0.0) > 1:
-        sentence = f"{best} decodes {times} as fast as {baseline} ({interval})"
+        sentence = f"{name} decodes {times} as fast as {other} ({interval})"
     else:
-        sentence = f"No setting is shown to be faster than {baseline}: the best, {best}, is at {times} ({interval})"
+        sentence = f"No setting is shown to be faster than {other}: the best, {name}, is at {times} ({interval})"
     right = {
         EQUAL: "its output was right: plain decoding's, token for token",
         NOISE: "its output was right but for ties that rounding explains",
@@ -116,9 +117,13 @@ def headline(study: Study) -> Headline:
         facts.append(("acceptance length", f"{told['acceptance']['length']:.2f} tokens a forward"))
     notes.insert(0, str(study.summary["recommendation"]))
     if len(study.ranked) > 1:
-        fastest = f"{best} is the fastest of {len(study.ranked)} verified settings"
+        fastest = f"{name} is the fastest of {len(study.ranked)} verified settings"
         notes.append(f"{fastest}; the interval does not allow for that choice.")
     return Headline(f"{sentence}, and {right}.", place, tuple(facts), tuple(notes))
+
+
+def _brief(name: str) -> str:
+    return plain(name, 60, one_line=True)
 
 
 def place_of(study: Study) -> str:

@@ -196,13 +196,12 @@ def costs(rows: Rows) -> Figure:
             part for part in (_short(model or "", 24), f"context {context}" if context is not None else "") if part
         )
         axes.plot(xs, ys, color=COLOURS[idx], marker=MARKERS[idx], markersize=4.5, label=label or "forward")
-        for one in mine:
-            if idx == 0 and one["times"] is not None and one["rows"] > 1:
+        for one in mine if idx == 0 else ():
+            if one["times"] is not None and one["rows"] > 1 and _is_power_of_two(one["rows"]):
                 place: dict[str, Any] = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "color": SOFT}
                 axes.annotate(f"{one['times']:.2f}×", (one["rows"], 1e3 * one["seconds"]), fontsize=SMALL, **place)
-    nums = sorted({one["rows"] for one in rows})
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(nums))
+    axes.xaxis.set_major_locator(FixedLocator([one["rows"] for one in rows if _is_power_of_two(one["rows"])]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylim(0, 1.18e3 * max(one["seconds"] for one in rows))
@@ -232,6 +231,10 @@ def looping(rows: Rows) -> Figure:
     axes.set_axisbelow(True)
     axes.set_xlabel("tokens that go on a block said twice before")
     return drawing
+
+
+def _is_power_of_two(num: int) -> bool:
+    return num.bit_count() == 1
 
 
 def _stacks(rows: Rows, colours: Mapping[str, str], total: Any, *, unit: float, label: str) -> Figure:

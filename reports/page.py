@@ -111,6 +111,8 @@ def html(headline: Headline, sections: Sequence[Section], *, title: str, eyebrow
             "<head>",
             '<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            # Whatever stood in it: nothing runs, nothing is fetched.
+            """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">""",
             f"<title>{_text(title)}</title>",
             f"<style>{style}</style>",
             "</head>",

@@ -105,12 +105,8 @@ def _speedups(study: Study) -> Section | None:
     if not rows:
         return None
     shown = _chosen(study, rows)
-    title = (
-        "Speed-up of every verified setting"
-        if len(shown) == len(rows)
-        else f"Speed-up of {len(shown)} verified settings"
-    )
-    drawings = [drawn(title, figures.speedups, table, shown, categories.rows)]
+    what = "every verified setting" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} verified settings"
+    drawings = [drawn(f"Speed-up of {what}", figures.speedups, table, shown, categories.rows)]
     best = named(study.best or "")
     own = [one for one in categories.rows if one["setting"] == best]
     if study.best is not None and own:
@@ -281,9 +277,7 @@ def _looping(study: Study) -> Section | None:
     last = table.rows[-1]
     finding = ""
     if last["looping"] is not None:
-        finding = (
-            f"{100 * last['looping']:.1f} % of {last['tokens']:,} tokens loop. It flatters drafters that look text up."
-        )
+        finding = f"{100 * last['looping']:.1f} % of {last['tokens']:,} tokens loop, which flatters looking text up."
     return Section(
         "looping",
         "Does the output repeat itself?",
