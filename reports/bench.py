@@ -107,9 +107,14 @@ def headline(study: Study) -> Headline:
         EQUAL: "its output was right: plain decoding's, token for token",
         NOISE: "its output was right but for ties that rounding explains",
     }[gate.verdict]
+    if gate.law_checked:
+        right = "its draws were right: their law was checked"
     before = study.told[baseline]
     facts = [
-        ("output", f"{gate.verdict}, {gate.num_equal} of {gate.num_outputs} equal"),
+        (
+            "output",
+            gate.verdict if gate.law_checked else f"{gate.verdict}, {gate.num_equal} of {gate.num_outputs} equal",
+        ),
         ("time a token", _from_to(before["seconds_a_token"], told["seconds_a_token"])),
         ("time to the first token", _from_to(before["first_seconds"], told["first_seconds"])),
     ]
@@ -142,6 +147,7 @@ def verdicts(study: Study) -> Table:
     rows = []
     for name in study.order:
         gate, speedup = study.gate(name), (study.speedup(name) or {}).get("decode", {})
+        is_compared = gate.num_outputs > 0 and gate.law_checked is None  # draws are not asked to be equal
         rows.append(
             {
                 "setting": name,
@@ -149,9 +155,9 @@ def verdicts(study: Study) -> Table:
                 **{end: speedup.get(end) for end in ("low", "high")},
                 "speedup": speedup.get("value"),
                 "n": speedup.get("n"),
-                "equal": gate.num_equal if gate.num_outputs else None,
+                "equal": gate.num_equal if is_compared else None,
                 "outputs": gate.num_outputs or None,
-                "at_least": share_lower_bound(gate.num_equal, gate.num_outputs) if gate.num_outputs else None,
+                "at_least": share_lower_bound(gate.num_equal, gate.num_outputs) if is_compared else None,
                 "law": {None: "greedy", True: "checked", False: "not checked"}[gate.law_checked],
                 "sentence": gate.sentence,
             }

@@ -159,6 +159,25 @@ def test_planted_gate_that_passes_everything_shows_what_the_one_above_looks_for(
     assert (found, table.columns[2].shown(found)) == (pytest.approx(10.0), "10.00×")
 
 
+@pytest.mark.parametrize(("checked", "law"), [(True, "checked"), (False, "not checked")])
+def test_sampled_setting_says_whether_its_law_was_checked_and_counts_no_equal_outputs(
+    checked: bool, law: str, tmp_path: Path
+) -> None:
+    records = bench_file.records()
+    for one in records:
+        if one["kind"] == "gate" and one["setting"] == "ngram-4":
+            one.update(law_checked=checked, verdict="EQUAL" if checked else "NOT TESTED")
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    sampled = Study(read(path))
+    row = row_of(bench.verdicts(sampled), setting="ngram-4")
+    told = bench.headline(sampled).sentence
+    assert (row["law"], row["equal"], row["at_least"], row["speedup"] is not None) == (law, None, None, checked)
+    assert (told.startswith("ngram-4 "), told.endswith("its draws were right: their law was checked.")) == (
+        checked,
+    ) * 2
+
+
 def test_share_of_equal_outputs_has_its_exact_bound(study: Study) -> None:
     """All of 6: 0.05^(1/6)."""
     row = row_of(bench.verdicts(study), setting="ngram-8")
