@@ -15,6 +15,7 @@ from typing import Any
 
 from specbench import models
 from specbench.bench.rows import RowFile, Run, Setting, header_of, read
+from specbench.engines import Missing
 
 ROWS, SUMMARY, PAGE = "rows.jsonl", "summary.json", "summary.md"
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17)  # rows of a forward whose cost is measured
@@ -109,7 +110,7 @@ def bench(args: argparse.Namespace) -> int:
     """0: every setting passed the gate. 1: one is a BUG. 2: it cannot be measured."""
     try:
         return _bench(args)
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, Missing) as error:
         print(f"specbench: {error}", file=sys.stderr)
         return 2
 
@@ -124,29 +125,33 @@ def _bench(args: argparse.Namespace) -> int:
 
     logging.disable_progress_bar()
     adapter = _target(args.target)
-    model = models.fetched(args.model or getattr(adapter, "checkpoint", None) or models.DEFAULT_MODEL)
+    model = models.fetched(str(args.model or getattr(adapter, "checkpoint", None) or models.DEFAULT_MODEL))
     if args.threads:
         torch.set_num_threads(args.threads)
     preset, has_plain = PRESETS[args.preset], callable(getattr(adapter, "with_drafter", None))
     settings = settings_of(args, has_target=adapter is not None, has_plain_target=has_plain)
     items, ends = _items(model.path, args.prompts or preset.num_each)
+    num_new = args.max_new_tokens or preset.max_new_tokens
+    sides = Sides(
+        model.path,
+        DTYPES[args.dtype],
+        longest=max(len(one.tokens) for one in items) + max(num_new, WARM_UP, COST_CONTEXT + max(WIDTHS)),
+        device=args.device,
+        draft_model=args.draft_model,
+        target=adapter,
+    )
     plan = Plan(
         items=items,
         settings=tuple(settings),
         weights=model.label,
         dtype=args.dtype,
         threads=torch.get_num_threads(),
-        max_new_tokens=args.max_new_tokens or preset.max_new_tokens,
+        max_new_tokens=num_new,
         repetitions=args.repetitions or preset.repetitions,
-        device=args.device,
-    )
-    sides = Sides(
-        model.path,
-        DTYPES[args.dtype],
-        longest=max(len(one.tokens) for one in items) + max(plan.max_new_tokens, WARM_UP, COST_CONTEXT + max(WIDTHS)),
-        device=args.device,
+        forward=str(getattr(sides.model, "name", "")),
         draft_model=args.draft_model,
-        target=adapter,
+        target=args.target or "",
+        device=args.device,
     )
     for one in settings:
         sides.check(one)

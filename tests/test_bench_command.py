@@ -64,6 +64,7 @@ def test_rows_summary_and_page_are_written(done: Path) -> None:
     assert all(one["speedup"] for one in told["settings"].values())
     assert (done / PAGE).read_text().startswith("# Benchmark\n")
     assert len(told["cost"][0]["seconds"]) == len(bench_command.WIDTHS)
+    assert told["definition"]["forward"] == "tiny, lean"
 
 
 def test_a_run_is_not_overwritten_and_a_whole_one_resumes_to_itself(

@@ -33,6 +33,7 @@ OTHERS = (
     Setting("early exit", drafter="early_exit", gamma=2),
     Setting("k-ary", drafter="early_exit", gamma=2, width=3),
     Setting("model", drafter="model", gamma=3),
+    Setting("best first", drafter="best_first", gamma=3, width=2),
 )
 
 
@@ -128,6 +129,15 @@ def test_the_target_as_its_own_drafter_accepts_all(sides: Sides) -> None:
 def test_a_k_ary_tree_has_k_children_a_node(sides: Sides) -> None:
     answer = sides.make(Setting("k-ary", drafter="early_exit", gamma=2, width=3)).generate(PROMPTS[0], 10)
     assert (answer.rounds[0].nodes, answer.rounds[0].depth) == (3 + 9, 2)
+
+
+def test_a_best_first_tree_keeps_its_budget(folder: Path, sides: Sides) -> None:
+    """Over the early exit, and over the target where that is the draft model: then its first path is accepted."""
+    setting = Setting("best first", drafter="best_first", gamma=3, width=2)
+    over_itself = sides.make(setting).generate(PROMPTS[0], 12).rounds[0]
+    over_exit = Sides(folder, torch.float32, longest=100).make(setting).generate(PROMPTS[0], 12).rounds[0]
+    assert (over_itself.nodes, over_exit.nodes) == (6, 6)
+    assert over_itself.accepted >= 1
 
 
 def test_transformers_gives_what_was_asked_for_beyond_an_end_token(folder: Path) -> None:

@@ -38,7 +38,15 @@ ROUNDS = (RoundCounts(2, 2, 1, 2), RoundCounts(2, 2, 2, 3))
 
 def definition(**changes: Any) -> dict[str, Any]:
     told = {name: one.as_fields() for name, one in SETTINGS.items()}
-    common = {"weights": "tiny", "dtype": "bf16", "device": "cpu", "threads": 2, "max_new_tokens": 5, "repetitions": 1}
+    common = {
+        "weights": "tiny",
+        "forward": "tiny, lean",
+        "dtype": "bf16",
+        "device": "cpu",
+        "threads": 2,
+        "max_new_tokens": 5,
+        "repetitions": 1,
+    }
     return {**common, "settings": told, "prompts": {}, "prompts_hash": "x"} | changes
 
 
@@ -148,6 +156,17 @@ def test_names_of_others_do_not_end_a_cell_or_start_a_tag(tmp_path: Path) -> Non
     told["settings"] = {"x|y<script>\x1b[2J": told["settings"]["plain"]}
     line = next(line for line in markdown(told).splitlines() if line.startswith("| x"))
     assert line.startswith("| x\\|y\\<script>") and "\x1b" not in line
+
+
+def test_memory_is_shown_beside_its_formula(tmp_path: Path) -> None:
+    told = summary_of(run(tmp_path))
+    sizes = {"imported": 2**20, "loaded": 4 * 2**20, "peak": 7 * 2**20, "working": 3 * 2**20}
+    formula = dict.fromkeys(("weights", "cache", "tree", "logits"), 2**19) | {"working": 2**21}
+    told["settings"]["plain"]["memory"] = {"bytes": sizes, "predicted": formula}
+    told["settings"]["theirs"]["memory"] = {"bytes": sizes, "predicted": None}
+    lines = markdown(told).splitlines()
+    assert "| plain | 4.0 | 7.0 | 3.0 | 2.0 | 0.5 | 0.5 | 0.5 | 0.5 |" in lines
+    assert "| theirs | 4.0 | 7.0 | 3.0 | - | - | - | - | - |" in lines
 
 
 def test_the_page_states_its_definitions(tmp_path: Path) -> None:

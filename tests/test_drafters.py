@@ -11,6 +11,7 @@ import torch
 from specbench.protocols import SeededCoins
 from specbench.reference import autoregressive
 from specbench.reference.decoder import Decoder
+from specbench.reference.drafters.best_first import BestFirstDrafter
 from specbench.reference.drafters.caching import CachingDrafter
 from specbench.reference.drafters.model import ModelDrafter, self_drafter
 from specbench.reference.drafters.ngram import NGramDrafter
@@ -467,3 +468,48 @@ def test_drawing_drafters_stay_within_both_budgets(max_nodes, max_depth):
 def test_a_drafter_that_draws_nothing_is_refused():
     with pytest.raises(ValueError, match="this drafter draws"):
         SampledDrafter(MODEL, proposal="deterministic")
+
+
+# ---- best first
+
+
+def likeliest_paths(prompt: list[int], depth: int, num: int) -> set[tuple[int, ...]]:
+    """By going through all of them: the `num` paths of at most `depth` tokens of the largest probability."""
+    found: list[tuple[float, tuple[int, ...]]] = []
+    todo = [(0.0, ())]
+    while todo:
+        score, path = todo.pop()
+        laws = MODEL.logits([*prompt, *path])[-1].log_softmax(dim=-1).tolist()
+        grown = [(score + log_prob, (*path, token)) for token, log_prob in enumerate(laws)]
+        found += grown
+        todo += [one for one in grown if len(one[1]) < depth]
+    return {path for _, path in sorted(found, reverse=True)[:num]}
+
+
+@pytest.mark.parametrize("num_nodes", [1, 5, 12])
+@pytest.mark.parametrize("prompt", [PROMPT, [2, 7, 1, 8]])
+def test_best_first_drafts_the_likeliest_paths_of_all(prompt, num_nodes):
+    """Where every node grows, nothing is missed: 13 + 13 x 13 paths are gone through."""
+    tree = draft(BestFirstDrafter(MODEL, gamma=2, width=13, num_nodes=num_nodes), prompt)
+    paths = {tuple(tree.path_tokens(node)[1:]) for node in range(1, tree.num_nodes)}
+    assert paths == likeliest_paths(prompt, 2, num_nodes)
+
+
+@pytest.mark.parametrize(("max_nodes", "max_depth"), [(1, 4), (3, 4), (9, 1), (9, 2)])
+def test_best_first_keeps_to_the_budgets(max_nodes, max_depth):
+    tree = draft(
+        BestFirstDrafter(MODEL, gamma=3, width=3, num_nodes=9), PROMPT, max_nodes=max_nodes, max_depth=max_depth
+    )
+    assert tree.num_drafts <= max_nodes and int(tree.depth.max()) <= max_depth
+    assert not has_duplicate_siblings(tree)
+
+
+def test_best_first_of_the_target_itself_loses_nothing():
+    said = Decoder(MODEL, BestFirstDrafter(MODEL, gamma=3, width=2, num_nodes=6)).generate(PROMPT, max_new_tokens=20)
+    assert said.tokens == tuple(plain(MODEL, PROMPT, 20))
+    assert said.acceptance_length > 1.5
+
+
+def test_best_first_without_nodes_is_refused():
+    with pytest.raises(ValueError, match="num_nodes = 0 must be >= 1"):
+        BestFirstDrafter(MODEL, num_nodes=0)

@@ -32,7 +32,8 @@ class Item:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is to be measured. weights: names the model in the rows' keys."""
+    """All that is to be measured. weights: names the model in the rows' keys. forward: the name of the forward that our
+    side runs. draft_model, target: as they were named."""
 
     items: tuple[Item, ...]
     settings: tuple[Setting, ...]
@@ -41,6 +42,9 @@ class Plan:
     threads: int
     max_new_tokens: int
     repetitions: int
+    forward: str = ""
+    draft_model: str = ""
+    target: str = ""
     seed: int = 0
     device: str = "cpu"
 
@@ -63,7 +67,7 @@ class Plan:
 
     @property
     def _common(self) -> dict[str, Any]:
-        names = ("weights", "dtype", "device", "threads", "max_new_tokens", "seed")
+        names = ("weights", "forward", "draft_model", "target", "dtype", "device", "threads", "max_new_tokens", "seed")
         return {name: getattr(self, name) for name in names}
 
     def key(self, item: Item, setting: Setting, repetition: int, num: int) -> str:

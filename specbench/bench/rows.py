@@ -2,19 +2,20 @@
 
 Schema 1. Every line is an object with a `kind`; a reader ignores kinds and fields that it does not know.
 
-    header   first line. schema; definition (all that decides what the rows mean: model, dtype, device, threads, seed,
-             max_new_tokens, repetitions, settings by name with their fields, prompts as {id: [category, tokens]}, the
-             hash of the prompts' tokens); definition_hash; machine; versions; command; started (UTC)
-    row      one generation. key (a hash of the definition's parts that decide it: the setting's fields, the prompt's
-             tokens, how many new ones, repetition, model, dtype, threads); setting; prompt; category; repetition;
-             num_prompt; num_tokens; tokens (what was emitted); seconds; first_seconds and first_tokens (when the first
-             tokens came, and how many at once); rounds [[nodes, depth, accepted, emitted], ...], nodes and depth null
-             where a decoder does not say, the list empty where it says nothing; phases {draft, verify, commit, decode}
-             in seconds behind the first arrival, decode being all of them, null where only the whole is seen; num_rows
-             (that the target computed after prefill) or null; looping (share of the tokens); load (the machine's load
-             average of a minute, before the row)
+    header   first line. schema; definition (all that decides what the rows mean: weights, the name of our forward,
+             draft_model and target where they were named, dtype, device, threads, seed, max_new_tokens, repetitions,
+             settings by name with their fields, prompts as {id: [category, number of tokens]}, prompts_hash of all
+             their tokens); definition_hash; machine; versions; command; started (UTC)
     plain    the text that all settings are held to and that says how many tokens are asked for: prompt; tokens, of our
              own plain decoding, up to an end token
+    row      one generation. key (a hash of what decides it: the setting's fields, the prompt's tokens, how many new
+             ones, the repetition, and of the definition what is common to all rows); setting; prompt; category;
+             repetition; num_prompt; num_tokens; tokens (what was emitted); seconds; first_seconds and first_tokens
+             (when the first tokens came, and how many at once); rounds [[nodes, depth, accepted, emitted], ...], nodes
+             and depth null where a decoder does not say, the list empty where it says nothing; phases {draft, verify,
+             commit, decode} in seconds behind the first arrival, decode being all of them, null where only the whole is
+             seen; num_rows (that the target computed after prefill) or null; looping (share of the tokens); load (the
+             machine's load average of a minute, before the row)
     gate     the verdict on one setting: setting; verdict (EQUAL, NOISE, BUG, NOT TESTED); sentence; num_outputs;
              num_tokens; num_equal; law_checked (above temperature 0; null at 0); facts. The last one of a setting
              counts. A setting without EQUAL or NOISE has no speed-up

@@ -20,6 +20,7 @@ from specbench.bench.rows import Setting
 from specbench.models import unknown_name
 from specbench.protocols import Drafter, LanguageModel
 from specbench.reference.decoder import Decoder
+from specbench.reference.drafters.best_first import BestFirstDrafter
 from specbench.reference.drafters.caching import CachingDrafter
 from specbench.reference.drafters.ngram import NGramDrafter
 from specbench.reference.drafters.sampled import SampledDrafter
@@ -56,7 +57,8 @@ class Side(Protocol):
 
 
 def load_own(folder: str, dtype: torch.dtype, device: str = "cpu") -> LanguageModel:
-    """The model that our side runs on: lean where its type allows it. Other types as `reference.hf` has them."""
+    """The model that our side runs on: lean where its type allows it, other types as `reference.hf` has them. Its name
+    says which, and stands in the definition of a run as `forward`."""
     from transformers import AutoConfig
 
     from specbench.reference.hf import HFModel
@@ -66,7 +68,7 @@ def load_own(folder: str, dtype: torch.dtype, device: str = "cpu") -> LanguageMo
     model = LlamaModel.load(folder, dtype=dtype, device=device)
     try:
         return LeanLlama.of(model)
-    except ValueError:  # windows or biases: the rows name the model that was used
+    except ValueError:  # windows or biases: the definition names the forward that was used
         return model
 
 
@@ -95,7 +97,9 @@ DRAFTERS: dict[str, Callable[[Setting, LanguageModel, LanguageModel | None], Dra
     "suffix": lambda setting, model, small: _suffix(setting),
     "early_exit": lambda setting, model, small: _drafting(setting, _early_exit(model)),
     "model": lambda setting, model, small: _drafting(setting, _named(small)),
+    "best_first": lambda setting, model, small: _best_first(setting, _early_exit(model) if small is None else small),
 }
+WITH_DRAFT_MODEL = ("model", "best_first")
 
 
 def _drafting(setting: Setting, model: LanguageModel) -> Drafter:
@@ -104,6 +108,12 @@ def _drafting(setting: Setting, model: LanguageModel) -> Drafter:
     if setting.temperature:
         return SampledDrafter(model, widths=widths, proposal="iid" if setting.width == 1 else "without_replacement")
     return CachingDrafter(model, widths=widths)
+
+
+def _best_first(setting: Setting, model: LanguageModel) -> Drafter:
+    """`width` nodes grow at each of `gamma` levels; as many nodes are kept as `width` chains of that depth have."""
+    num_nodes = setting.gamma * setting.width
+    return BestFirstDrafter(model, gamma=setting.gamma, width=setting.width, num_nodes=num_nodes)
 
 
 def _named(small: LanguageModel | None) -> LanguageModel:
@@ -344,7 +354,7 @@ class Sides:
         return model.with_capacity(self._longest + MAX_NODES + 1) if isinstance(model, LeanLlama) else model
 
     def _small(self, setting: Setting) -> LanguageModel | None:
-        if setting.drafter != "model" or not self._draft_model:
+        if setting.drafter not in WITH_DRAFT_MODEL or not self._draft_model:
             return None
         small = self._once("small", lambda: load_own(self._draft_model, self._dtype, self._device))
         if small.vocab_size != self.model.vocab_size:

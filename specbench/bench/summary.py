@@ -315,7 +315,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
         "",
         f"{_cell(summary['recommendation'])}",
         "",
-        f"{_cell(definition['weights'])}, {definition['dtype']}, {definition['threads']} threads; {_cell(where)}; "
+        f"{_cell(definition['weights'])}, our forward {_cell(definition['forward'])}, {definition['dtype']}, "
+        f"{definition['threads']} threads; {_cell(where)}; "
         f"{_cell(versions)}. {summary['num_prompts']} prompts, {definition['repetitions']} repetitions, up to "
         f"{definition['max_new_tokens']} tokens. Load of the machine {summary['load'][0]:.1f} to "
         f"{summary['load'][1]:.1f}. Baseline: {_cell(summary['baseline'] or 'none passed')}.",
@@ -340,6 +341,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         ]
     for curve in summary["curves"]:
         lines += ["", *_curve(curve)]
+    lines += _memory(summary)
     lines += ["", "## Definitions", "", summary["definitions"].partition("\n\n")[2].strip(), ""]
     return "\n".join(lines)
 
@@ -391,6 +393,26 @@ def _curve(curve: Mapping[str, Any]) -> list[str]:
     for gamma, one in curve["measured"].items():
         told = (curve["predicted"] or {}).get(gamma)
         lines.append(f"| {gamma} | {interval(one)} | {_number(told, 1, '.2f')} |")
+    return lines
+
+
+def _memory(summary: Mapping[str, Any]) -> list[str]:
+    """What was measured, and what the formula says that it consists of."""
+    shown = {name: told["memory"] for name, told in summary["settings"].items() if told["memory"]}
+    if not shown:
+        return []
+    lines = [
+        "",
+        "Memory in MiB, of a process of its own each: held once loaded, its peak, what decoding added; by formula:",
+        "",
+        "| setting | loaded | peak | added | added, predicted | weights | cache | tree | logits |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, told in shown.items():
+        formula = told["predicted"] or {}
+        sizes = [told["bytes"].get(one) for one in ("loaded", "peak", "working")]
+        sizes += [formula.get(one) for one in ("working", "weights", "cache", "tree", "logits")]
+        lines.append(f"| {_cell(name)} | {' | '.join(_number(one, 2**-20, '.1f') for one in sizes)} |")
     return lines
 
 
