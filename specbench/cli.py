@@ -352,6 +352,16 @@ def compare(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return bench_command.compare(args)
 
 
+def report(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench.reports.report import write
+
+    try:
+        print(write(args.files, args.out))
+    except (ValueError, OSError) as error:
+        return _refused(error)
+    return 0
+
+
 def usage(args: argparse.Namespace, pytest_args: list[str]) -> int:
     args.parser.print_help()
     return 2
@@ -546,6 +556,23 @@ def _parser() -> _Parser:
     one = commands.add_parser("compare", help="two runs of bench: exit code 1 where one setting became slower")
     bench_command.add_compare_options(one)
     one.set_defaults(run=compare, parser=one)
+
+    one = commands.add_parser("report", help="recorded runs as a page, figures, CSV and Markdown", allow_abbrev=False)
+    one.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="rows of a benchmark; --json of `engines`; --lossiness of `law`; a check's .specbench/report.json",
+    )
+    one.add_argument(
+        "--out",
+        type=Path,
+        default=Path("specbench-report"),
+        metavar="DIR",
+        help="a new folder, or an earlier report's (default specbench-report)",
+    )
+    one.set_defaults(run=report, parser=one)
     return parser
 
 
