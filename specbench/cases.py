@@ -409,7 +409,9 @@ class AttentionCase(Case):
     def described(self) -> str:
         """The inputs in one line."""
         parts = [f"prefix {', '.join(map(str, self.prefix_lens))}"]
-        parts.append(f"{self.num_key_heads * self.group} query heads, {self.num_key_heads} key heads of {self.head_dim}")
+        parts.append(
+            f"{self.num_key_heads * self.group} query heads, {self.num_key_heads} key heads of {self.head_dim}"
+        )
         parts.append(self.dtype)
         if self.page:
             parts.append(f"pages of {self.page}")

@@ -97,8 +97,8 @@ LONG_CASES: dict[str, tuple[LongCase, ...]] = {
         LongCase(prefix_len=4095, num_nodes=511, shape="star", chunk=129, seed=9),
     ),
 }
-# What every kernel is asked first, and one that is compiled for each shape is asked alone: no prefix, one row, both sides
-# of a block of 64, more nodes than a word has bits, siblings with holes between them, odd head sizes, ragged batches.
+# What every kernel is asked first, and one that is compiled for each shape is asked alone: no prefix, one row, both
+# sides of a block of 64, more nodes than a word has bits, holes between siblings, odd head sizes, ragged batches.
 _CHAIN, _STAR = (-1, 0, 1, 2), (-1, 0, 0, 0, 0)
 _TREE, _SECOND = (-1, 0, 0, 1, 1, 2, 2, 3, 5), (-1, 0, 1, 1, 0)
 _WIDE = (-1, *(max(0, node - 3) for node in range(1, 70)))

@@ -42,12 +42,13 @@ from specbench.claims import CLAIMS, KERNEL_LEVEL, Claim, Facts, Misbehaviour, V
 from specbench.clock import Clock
 from specbench.coverage import depth_of
 from specbench.failures import render
-from specbench.fixed import fixed_cases, sweep_cases
+from specbench.fixed import fixed_cases, kernel_cases, sweep_cases
 from specbench.kernel_bank import KernelBank
 from specbench.loading import Target, TargetError, check_command
 from specbench.machines import MAX_OPS, machine_for
 from specbench.models import DEFAULT_MODEL
 from specbench.naming.evidence import Evidence, examine, root_of
+from specbench.naming.kernels import likely_fault
 from specbench.naming.scene import Finding, find
 from specbench.naming.suspect import as_line
 from specbench.profiles import Profile
@@ -313,8 +314,11 @@ class RunSession:
         command = shlex.join(words)
         record.verdict, record.replay, record.shrunk_drafts = BUG, replay, case.num_drafts
         record.message = render(violation, claim, case, subject=subject.name, run=self.run, command=command)
-        if self._naming:  # last of all: a target that hangs while it is looked at has its verdict already
+        if self._naming and isinstance(case, AttentionCase):
+            record.likely = self._named_kernel(violation, claim, subject, case)
+        elif self._naming:  # last of all: a target that hangs while it is looked at has its verdict already
             record.likely = self._named(Finding(claim.id, case, violation), subject)
+        if record.likely:
             record.message = render(
                 violation, claim, case, subject=subject.name, run=self.run, command=command, likely=record.likely
             )
@@ -339,6 +343,12 @@ class RunSession:
             self._seconds_naming += time.perf_counter() - started
         self.evidence = known
         return as_line(known.rank())
+
+    def _named_kernel(self, violation: Violation, claim: Claim, subject: Subject, case: AttentionCase) -> str:
+        if isinstance(violation, Misbehaviour):
+            return ""  # the sentence says it all
+        more = [one for one in kernel_cases(claim.id, subject) if isinstance(one, AttentionCase)]
+        return likely_fault(subject, claim.id, case, more)
 
     def _look(self, claim_id: str, subject: Subject) -> Finding | bool:
         """How a claim fails on a subject, else whether it is known to hold: as this run has judged it, or by a few
@@ -526,7 +536,9 @@ def _check_fits(case: Case, subject: Subject) -> None:
         for name in ("head_dim", "group", "page"):
             given, known = getattr(case, name), getattr(nearest, name)
             if given != known:
-                raise Failed(f"replay string: {name} = {given} is none that the kernel declares; the nearest is {known}")
+                raise Failed(
+                    f"replay string: {name} = {given} is none that the kernel declares; the nearest is {known}"
+                )
         return
     for name, value, known in (("cache", case.cache, subject.cache_kinds), ("layout", case.layout, subject.layouts)):
         if value not in known:

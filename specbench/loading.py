@@ -1,8 +1,8 @@
 """From a name on the command line to a target, and from a target to what it can do.
 
 A name is `package.module:attribute` or `./file.py:attribute`; the attribute is an object, a class, a zero-argument
-factory, or a tree-attention kernel itself (level 4). `cmd: COMMAND` names an engine that speaks JSON lines (docs/wire.md). A method with the wrong signature is told
-here, with the call that we would make, and never guessed at.
+factory, or a tree-attention kernel itself (level 4). `cmd: COMMAND` names an engine that speaks JSON lines
+(docs/wire.md). A method with the wrong signature is told here, with the call that we would make, and never guessed at.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ EXPOSE = {
     "sampler": "give the target probs(logits, sampling) -> the law [V], and sample(probs, coins) -> a token (level 6)",
     "rounds": "let generate return a specbench.types.Generation with one Round per verification",
     "attention": "give the target attention(q, k, v, parents, prefix_lens, scale) -> out, or (out, lse) (level 4)",
-    "lse": "let attention return (out, lse), lse [R, Hq] the natural logarithm of the summed exponentials of the scores",
+    "lse": "let attention return (out, lse), lse [R, Hq] the natural logarithm of the summed exponentials of scores",
     "cu_nodes": "let attention accept cu_nodes=, int32 [B+1]: where the rows of each sequence's tree begin and end",
-    "page_table": "let attention accept page_table=, int32 [B, pages]: row r lies in page page_table[b, r // T] at r % T",
+    "page_table": "let attention accept page_table=, int32 [B, pages]: row r is in page page_table[b, r // T] at r % T",
     "window": "let attention accept window=, how many positions a row sees, its own included",
     "soft_cap": "let attention accept soft_cap=: scores become soft_cap * tanh(score / soft_cap)",
     "alibi_slopes": "let attention accept alibi_slopes=, [Hq]: slope * (key's position - row's position) is added",
@@ -148,7 +148,7 @@ EXPOSE = {
         "let attention accept k_scale= and v_scale=, by which codes (int8, fp8) of keys and values are multiplied",
     ),
     "any_order": "take parents that stand behind their children, and say so by features = ('any_order', ...)",
-    "unused_rows": "give rows whose parent is -2 zeros and an lse of -inf, and say so by features = ('unused_rows', ...)",
+    "unused_rows": "give rows of parent -2 zeros and an lse of -inf, and say so by features = ('unused_rows', ...)",
     "strides": "read q, k and v by their strides, and say so by features = ('strides', ...)",
     "dead_rows": "leave out reads_dead_rows = True: rows behind the last one may then hold NaN, and 0 x NaN is NaN",
 }

@@ -291,7 +291,9 @@ class Probe:
                 out, lse = out
             rows = self._tensor("attention", out, list(q.shape), of="out of ")
             if (out.dtype, out.device.type) != (q.dtype, q.device.type):
-                self._wrong("attention", f"out in q's {q.dtype} on {q.device.type}", f"{out.dtype} on {out.device.type}")
+                self._wrong(
+                    "attention", f"out in q's {q.dtype} on {q.device.type}", f"{out.dtype} on {out.device.type}"
+                )
             if lse is None:
                 return self.noted("attention", (rows, None))
             sums = self._tensor("attention", lse, list(q.shape[:2]), of="lse of ")

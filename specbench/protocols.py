@@ -122,9 +122,9 @@ class TreeAttention(Protocol):
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, parents: Tensor, prefix_lens: Tensor, scale: float
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """q: [R, Hq, D], the rows of all trees one behind the other. k, v: [B, S, Hkv, D] in q's dtype; rows 0..P-1 of a
-        sequence are its prefix, rows P..P+N-1 its tree's nodes, what lies behind them is dead. Query head h reads key
-        head h // (Hq / Hkv). parents: int32 [R], node numbers within a row's own tree, -1 for its root. prefix_lens:
+        """q: [R, Hq, D], the rows of all trees one behind the other. k, v: [B, S, Hkv, D] in q's dtype; rows 0..P-1 of
+        a sequence are its prefix, rows P..P+N-1 its tree's nodes, what lies behind is dead. Query head h reads key head
+        h // (Hq / Hkv). parents: int32 [R], node numbers within a row's own tree, -1 for its root. prefix_lens:
         int32 [B], P of each sequence.
 
         Returns out [R, Hq, D] in q's dtype, or out and lse [R, Hq] in fp32 or wider: the natural logarithm of the

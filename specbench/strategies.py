@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from specbench.banks import TinyBank
 from specbench.cases import (
-    AttentionCase,
     DRAWN,
     LAW_PARAMETERS,
     LAW_SHAPES,
@@ -23,6 +22,7 @@ from specbench.cases import (
     OWN_DRAFTERS,
     ROW_ADDITIONS,
     SMALL_LAW_SHAPES,
+    AttentionCase,
     BatchCase,
     BatchRequest,
     Case,

@@ -79,14 +79,14 @@ class Asked:
         self.out, self.lse = subject.open_kernel().attention(inputs, given)
         with subject.clock.count("oracle"):
             self.right = reference.tree_attention(*self.inputs, **self.options)
-            self._eager = eager(case, self.inputs, self.options)
+            self.plain = eager(case, self.inputs, self.options)
 
     def compared(self, what: str, record: ClaimRecord | None = None) -> Difference | None:
         """How one of "out" and "lse" is wrong; its share of the bound is noted where it is not."""
         idx = ("out", "lse").index(what)
         mine = self.out if what == "out" else self.lse
         assert mine is not None
-        found = difference(self.case, what, mine, self.right[idx], None if self._eager is None else self._eager[idx])
+        found = difference(self.case, what, mine, self.right[idx], None if self.plain is None else self.plain[idx])
         if record is not None and found.error <= found.bound.value:
             record.note_share(found.error / found.bound.value)
         return found if not found.error <= found.bound.value else None
