@@ -239,7 +239,7 @@ def kernel_cases(claim: str, subject: Subject) -> list[Case]:
         if bank.dtype.itemsize == 2:  # rows so far apart take 64 times the memory of a wider dtype's, though untouched
             cases.append(replace(usual[2], strided=2))
     elif claim == "attention.dead_memory":
-        cases = [replace(one, dead=1) for one in cases]
+        cases = [replace(one, dead=1) for one in cases if set(one.options) <= {"cu_nodes", "page_table", "k_scale"}]
     elif claim != "attention.lse":
         cases = [one for one in cases if bank.claim_of(one) == claim]
     cases = [one for one in cases if one.codes in ("", *bank.limits.codes) and not subject.missing(one.options)]

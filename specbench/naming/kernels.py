@@ -71,8 +71,22 @@ FAULTS: dict[str, str] = {
     "parts_unweighted": "the results over prefix and tree are averaged without the weights that their lse give them",
     "lse_base_2": "the lse is a logarithm to base 2, must be to base e",
     "lse_without_maximum": "the lse lacks the maximum that was taken off before the exponentials",
+    "lse_without_largest_part": "the lse lacks the larger of the two that prefix and tree were merged by",
     "lse_without_prefix": "the lse is that of the tree's rows alone",
     "lse_without_tree": "the lse is that of the prefix alone",
+}
+
+
+# How the names of faults begin that are about a claim's own option: where the claims before it hold, likelier ones.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "attention.batch": ("mask_shared", "prefix_shared"),
+    "attention.unused_rows": ("unused_",),
+    "attention.paged": ("table_",),
+    "attention.window": ("window_",),
+    "attention.soft_cap": ("cap_",),
+    "attention.alibi": ("bias_",),
+    "attention.quantised": ("key_scale_", "value_scale_", "scale_of_", "fp8_"),
+    "attention.lse": ("lse_",),
 }
 
 
@@ -94,14 +108,16 @@ def likely_fault(subject: Subject, claim: str, case: AttentionCase, more: Sequen
         is_nan = is_nan or bool(asked.out.isnan().any())
         names = [name for name in names if _explains(name, what, asked)]
     if claim == "attention.dead_memory":
-        return "rows behind the last one are read, be it to multiply them by zero: with finite numbers there all is well"
+        return (
+            "rows behind the last one are read, be it to multiply them by zero: with finite numbers there all is well"
+        )
     if claim == "attention.strides":
         return "strides are not looked at, or offsets are too narrow: side by side the same numbers come out right"
     if is_nan:
         return "NaN: 0 / 0 or exp(-inf + inf) where a row, or a stretch of keys, sees nothing, or memory never written"
     if not names or not num_compared:
         return UNKNOWN
-    first, *others = names
+    first, *others = sorted(names, key=lambda name: not name.startswith(FAMILIES.get(claim, ())))
     rest = f"; as well: {', '.join(others[:2])}" if others else ""
     return f"{first}: {FAULTS[first]}: gives the kernel's own numbers on {num_compared} failing cases{rest}"
 
@@ -208,6 +224,10 @@ def _sequence(
         if fault == "lse_without_maximum":
             top = scores.masked_fill(~seen, -math.inf).amax(-1)
             lse = torch.where(top.isneginf(), lse, lse - top)
+        elif fault == "lse_without_largest_part":
+            parts = [_averaged(scores[:, part], values[part, key_head], seen[:, part]) for part in _parts(prefix_len)]
+            top = torch.maximum(parts[0][1], parts[1][1])
+            lse = torch.where(top.isneginf(), lse, lse - top)
         elif fault == "lse_base_2":
             lse = lse / math.log(2.0)
         elif fault == "lse_without_prefix":
@@ -259,7 +279,9 @@ def _rows(
         table = options["page_table"][0 if fault == "table_shared" else idx].tolist()
         num_rows = min(num_rows, len(table) * case.page)
         index = torch.tensor([table[row // case.page] * case.page + row % case.page for row in range(num_rows)])
-        flat = cache.reshape(-1, *cache.shape[2:]) if cache.dtype != torch.float8_e4m3fn else cache.float().flatten(0, 1)
+        flat = (
+            cache.reshape(-1, *cache.shape[2:]) if cache.dtype != torch.float8_e4m3fn else cache.float().flatten(0, 1)
+        )
         rows = flat[index].double()
         steps = None if scales is None else scales.flatten(0, 1)[index].double()
     else:
