@@ -1,7 +1,7 @@
-"""FlashInfer's paged prefill with a custom mask as a tree-attention kernel (level 4): run with --specbench-device cuda.
+"""FlashInfer's paged prefill with a custom mask as a tree-attention kernel: run with --specbench-device cuda.
 
-The cache needs no copy: pages are taken as they are, and a contiguous cache is one of pages of one row. FlashInfer's lse
-is a logarithm to base 2.
+The cache needs no copy: pages are taken as they are, and a contiguous cache is one of pages of one row. FlashInfer's
+lse is a logarithm to base 2.
 """
 
 import functools
@@ -16,7 +16,7 @@ WORKSPACE_BYTES = 128 * 2**20
 def attention(q, k, v, parents, prefix_lens, scale, *, cu_nodes, page_table=None, soft_cap=None):
     wrapper = prefill(str(q.device))
     sizes, prefixes = cu_nodes.diff().tolist(), prefix_lens.tolist()
-    lengths = [prefix_len + num_nodes for prefix_len, num_nodes in zip(prefixes, sizes)]
+    lengths = [prefix_len + num_nodes for prefix_len, num_nodes in zip(prefixes, sizes, strict=True)]
     if page_table is None:
         rows_each = k.shape[1]
         k, v = (one.reshape(-1, 1, *one.shape[2:]) for one in (k, v))
@@ -25,7 +25,7 @@ def attention(q, k, v, parents, prefix_lens, scale, *, cu_nodes, page_table=None
         pages = [page_table[sequence, : -(-length // k.shape[1])].cpu() for sequence, length in enumerate(lengths)]
     page_size = k.shape[1]
     starts = torch.tensor([0, *(len(one) for one in pages)]).cumsum(0)
-    masks = [visible(own.tolist(), prefix_len) for own, prefix_len in zip(parents.split(sizes), prefixes)]
+    masks = [visible(own.tolist(), prefix_len) for own, prefix_len in zip(parents.split(sizes), prefixes, strict=True)]
     wrapper.plan(
         cu_nodes.int(),
         starts.int().to(q.device),

@@ -1,7 +1,7 @@
 """torch's scaled_dot_product_attention with a dense mask, as a tree-attention kernel (level 4).
 
-`attention` is the smallest adapter: one sequence, a contiguous cache. `with_options` says by its parameters what else it
-takes, and by `features` what no parameter shows. SDPA returns no lse.
+`attention` is the smallest adapter: one sequence, a contiguous cache. `with_options` says by its parameters what else
+it takes, and by `features` what no parameter shows. SDPA returns no lse.
 """
 
 import torch

@@ -58,13 +58,13 @@ FAULTS: dict[str, str] = {
     "dead_rows_seen": "rows behind the last one are attended to",
     **{f"last_block_{size}": f"the last, partial block of {size} prefix rows is left out" for size in BLOCKS},
     **{
-        f"last_block_{size}_{other}": f"the last, partial block is left out, of {size} prefix rows and of {other} rows of "
-        "the tree"
+        f"last_block_{size}_{other}": f"the last, partial block is left out, of {size} rows of the prefix and "
+        f"of {other} of the tree"
         for size in BLOCKS
         for other in BLOCKS
     },
     **{
-        f"last_block_all_{size}": f"the last, partial block of {size} rows is left out, prefix and tree counted together"
+        f"last_block_all_{size}": f"the last, partial block of {size} rows, prefix and tree in one, is left out"
         for size in BLOCKS
     },
     "merge_without_rescale": "the result over the prefix is not rescaled when the tree's brings a larger maximum",
