@@ -34,17 +34,14 @@ class Limits:
     @classmethod
     def of(cls, target: Target) -> Limits:
         """TargetError names the attribute that is none."""
-        words = {
-            "dtypes": _words(target, "dtypes", tuple(DTYPES)),
-            "codes": _words(target, "codes", CODES),
-        }
-        numbers = {
-            "head_dims": _numbers(target, "head_dims", HEAD_DIMS, MAX_HEAD_DIM),
-            "groups": _numbers(target, "groups", GROUPS, MAX_HEADS),
-            "page_sizes": _numbers(target, "page_sizes", PAGE_SIZES, MAX_PAGE),
-        }
-        only_fixed_shapes = getattr(target.adapter, "only_fixed_shapes", False) is True
-        return cls(**words, **numbers, only_fixed_shapes=only_fixed_shapes)
+        return cls(
+            dtypes=_words(target, "dtypes", tuple(DTYPES)),
+            head_dims=_numbers(target, "head_dims", HEAD_DIMS, MAX_HEAD_DIM),
+            groups=_numbers(target, "groups", GROUPS, MAX_HEADS),
+            page_sizes=_numbers(target, "page_sizes", PAGE_SIZES, MAX_PAGE),
+            codes=_words(target, "codes", CODES),
+            only_fixed_shapes=getattr(target.adapter, "only_fixed_shapes", False) is True,
+        )
 
     def nearest(self, case: AttentionCase) -> AttentionCase:
         """The case with the head size, group and page of the kernel's that are nearest to its own."""

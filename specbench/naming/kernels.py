@@ -1,7 +1,8 @@
 """Which fault a tree-attention kernel has, by what it answers: the formula with one thing wrong, each in turn.
 
-A fault is named when its numbers are the kernel's own, within the claim's own bound, on the failing case and on richer
-ones. Dense and by sequence, another way than the reference's row by row: with no fault in it, it is a second opinion.
+A fault is named when its numbers are the kernel's own, within the claim's own bound, on the failing case and on others,
+right or wrong. Dense and by sequence, another way than the reference's row by row: without a fault it is a second
+opinion.
 """
 
 from __future__ import annotations
@@ -94,17 +95,19 @@ def likely_fault(subject: Subject, claim: str, case: AttentionCase, more: Sequen
     """The line `likely` of a failure. more: further cases of the claim."""
     what = "lse" if claim == "attention.lse" else "out"
     names = list(FAULTS)
-    num_compared = 0
+    num_cases = num_wrong = 0
     is_nan = False
-    for one in (case, *(one for one in more if one.num_splits == 1)):
+    # The formula knows two parts, the prefix and the tree.
+    plain = [one for one in more if one.num_splits == 1 or "num_splits" not in subject.has]
+    for one in (case, *plain):
         try:
             asked = Asked(subject, one)
         except (Misbehaviour, NotTested):
             continue
-        given = asked.compared(what) if what == "out" or asked.lse is not None else None
-        if given is None:
+        if what == "lse" and asked.lse is None:
             continue
-        num_compared += 1
+        num_cases += 1
+        num_wrong += asked.compared(what) is not None
         is_nan = is_nan or bool(asked.out.isnan().any())
         names = [name for name in names if _explains(name, what, asked)]
     if claim == "attention.dead_memory":
@@ -115,11 +118,12 @@ def likely_fault(subject: Subject, claim: str, case: AttentionCase, more: Sequen
         return "strides are not looked at, or offsets are too narrow: side by side the same numbers come out right"
     if is_nan:
         return "NaN: 0 / 0 or exp(-inf + inf) where a row, or a stretch of keys, sees nothing, or memory never written"
-    if not names or not num_compared:
+    if not names or not num_wrong:
         return UNKNOWN
     first, *others = sorted(names, key=lambda name: not name.startswith(FAMILIES.get(claim, ())))
     rest = f"; as well: {', '.join(others[:2])}" if others else ""
-    return f"{first}: {FAULTS[first]}: gives the kernel's own numbers on {num_compared} failing cases{rest}"
+    evidence = f"gives the kernel's own numbers on {num_cases} cases, {num_wrong} of them wrong"
+    return f"{first}: {FAULTS[first]}: {evidence}{rest}"
 
 
 def _explains(name: str, what: str, asked: Asked) -> bool:
@@ -177,8 +181,7 @@ def _sequence(
     if fault == "prefix_left_out":
         seen[:, :prefix_len] = False
     if fault.startswith("last_block_"):
-        *is_all, size = fault.removeprefix("last_block_").split("_")
-        _skip_last_block(seen, prefix_len, is_all, int(size))
+        _skip_last_block(seen, prefix_len, *fault.removeprefix("last_block_").split("_"))
     if case.window and fault != "window_ignored":
         size = case.window + {"window_one_more": 1, "window_edge": 1, "window_one_less": -1}.get(fault, 0)
         where = slots if fault in ("window_by_row", "window_keys_by_row") else positions
@@ -248,16 +251,14 @@ def _averaged(scores: Tensor, values: Tensor, seen: Tensor) -> tuple[Tensor, Ten
     return weights[:, is_used] @ values[is_used], lse
 
 
-def _skip_last_block(seen: Tensor, prefix_len: int, is_all: list[str], size: int) -> None:
-    """is_all: ["all"] for one stretch of prefix and tree, [prefix size] where size is the tree's, [] for the prefix."""
-    if is_all == ["all"]:
-        seen[:, seen.shape[1] // size * size :] = False
-        return
-    if is_all:
-        num_nodes = seen.shape[1] - prefix_len
-        seen[:, prefix_len + num_nodes // size * size :] = False
-        size = int(is_all[0])
-    seen[:, prefix_len // size * size : prefix_len] = False
+def _skip_last_block(seen: Tensor, prefix_len: int, of_prefix: str, of_tree: str = "") -> None:
+    """Sizes of blocks. of_prefix "all": prefix and tree are one stretch, of blocks of the other size."""
+    if of_tree:
+        begin = 0 if of_prefix == "all" else prefix_len
+        size = int(of_tree)
+        seen[:, begin + (seen.shape[1] - begin) // size * size :] = False
+    if of_prefix != "all":
+        seen[:, prefix_len // int(of_prefix) * int(of_prefix) : prefix_len] = False
 
 
 def _parts(prefix_len: int) -> tuple[slice, slice]:
