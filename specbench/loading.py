@@ -280,6 +280,8 @@ def capabilities(adapter: Any, name: str) -> frozenset[str]:
     found: set[str] = set()
     for method in CALLS:
         if callable(getattr(adapter, method, None)):
+            if method == "attention" and not is_kernel(adapter.attention) and _has_other_entry(adapter):
+                continue  # a decoder's own part of that name
             check_signature(adapter, method, name)
             found.add(method)
     has_tree = all(one in found for one in TREE_METHODS)
@@ -310,6 +312,10 @@ def capabilities(adapter: Any, name: str) -> frozenset[str]:
     if "with_threshold" in found:
         words.add("threshold")
     return frozenset(words)
+
+
+def _has_other_entry(adapter: Any) -> bool:
+    return any(callable(getattr(adapter, one, None)) for one in ENTRY_CALLS if one != "attention")
 
 
 def _options_of(attention: Callable[..., Any]) -> tuple[str, ...]:

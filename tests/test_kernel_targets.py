@@ -85,6 +85,16 @@ def test_an_attention_of_other_arguments_is_told_the_call() -> None:
         judge.quiet_session(Target("it", Wrong()), profile=QUICK, seed=0)
 
 
+def test_a_decoders_own_part_of_that_name_is_left_alone() -> None:
+    class Decoder:
+        attention = torch.nn.Linear(2, 2)
+
+        def logits(self, tokens: list[int]) -> torch.Tensor:
+            return torch.zeros(len(tokens), 3)
+
+    assert list(judge.quiet_session(Target("it", Decoder()), profile=QUICK, seed=0).subjects) == ["own"]
+
+
 def test_options_are_what_the_signature_names_and_features_what_is_said() -> None:
     has = on("Holder").subjects["kernel-fp64"].has  # type: ignore[union-attr]
     assert has == {"attention", "window", "any_order", "dead_rows"}
@@ -165,6 +175,19 @@ ONE_SENTENCE = {
 def test_a_bad_adapter_gets_one_sentence(name: str) -> None:
     first = text_of(on(name), "attention.out").splitlines()[0]
     assert first.startswith(f"Misbehaviour: {ONE_SENTENCE[name]}")
+
+
+def test_a_kernel_that_refuses_a_precision_is_told_how_to_say_so() -> None:
+    class Undeclared:
+        attention = staticmethod(kernels.fp32_alone)
+
+    session = judge.quiet_session(Target("it", Undeclared()), profile=QUICK, seed=7)
+    lines = text_of(session, "attention.out").splitlines()
+    assert lines[0] == (
+        "Misbehaviour: attention() raised TypeError: torch.float64 is not supported      [claim attention.out, level 4]"
+    )
+    assert lines[6] == "  expected  an answer   specbench.protocols.TreeAttention"
+    assert lines[8] == "            ^ what a kernel cannot do it says by dtypes, head_dims, groups, page_sizes or codes"
 
 
 def test_nan_is_a_wrong_answer_of_the_claim() -> None:

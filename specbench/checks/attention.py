@@ -7,14 +7,14 @@ same formula computed plainly in the same dtype, plus 4 eps x scale.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.cases import AttentionCase, Case
-from specbench.claims import VIOLATIONS, Facts
+from specbench.claims import VIOLATIONS, Facts, Misbehaviour
 from specbench.compare import Bound, exact_bound, max_error, measured_bound, rms_error, scale_of
 from specbench.kernel_bank import KernelBank
 from specbench.loading import EXPOSE
@@ -28,6 +28,7 @@ STORED = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}  # d
 DEAD = 50.0  # scale of what stands in rows that count for nothing, where it is not NaN
 FAR = 2**28  # numbers from one row to the next, of strided = 2
 NUM_SHOWN = 4
+DECLARE = "what a kernel cannot do it says by dtypes, head_dims, groups, page_sizes or codes"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,12 @@ class Asked:
         given = {name: one for name, one in call_options(case, self.options).items() if name in subject.has}
         inputs = [_on(one, bank.device) for one in self.inputs]
         given = {name: _on(one, bank.device) for name, one in given.items()}
-        self.out, self.lse = subject.open_kernel().attention(inputs, given)
+        try:
+            self.out, self.lse = subject.open_kernel().attention(inputs, given)
+        except Misbehaviour as wrong:
+            raise Misbehaviour(
+                replace(wrong.facts, source="specbench.protocols.TreeAttention", remark=DECLARE)
+            ) from None
         with subject.clock.count("oracle"):
             self.right = reference.tree_attention(*self.inputs, **self.options)
             self.plain = eager(case, self.inputs, self.options)
