@@ -12,13 +12,16 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from specbench.tree import PROPOSALS, DraftTree
+from specbench.tree import PROPOSALS, UNUSED, DraftTree
+from specbench.types import DTYPES
 
 MAX_INTS = 100_000
 MAX_PREFIX, MAX_NODES = 16_384, 1_024  # of a `LongCase`
 NUM_FLAVOURS = 4  # of logits in a walk case
 MAX_REPLAY_CHARS = 1_000_000
 MAX_LAW_VOCAB, MAX_LAW_NODES = 6, 8  # of a `LawCase`
+MAX_HEADS, MAX_HEAD_DIM, MAX_PAGE = 64, 512, 1_024  # of an `AttentionCase`
+CODES = ("int8", "fp8")  # how its keys and values may be cached
 OWN_DRAFTERS = ("own_0", "own_1", "own_2", "own_3")  # the target's own, in the order of its `self_drafters`
 DRAFTERS = (
     *("scripted", "runner_up", "ngram", "ngram_chain", "self_chain", "self_tree", "early_exit"),
@@ -371,6 +374,81 @@ class WalkBatchCase(Case):
         return WalkCase(tokens=one.tokens, parents=one.parents, winners=one.winners, vocab_size=self.vocab_size)
 
 
+@dataclass(frozen=True)
+class AttentionCase(Case):
+    """What a tree-attention kernel is asked; its tensors are filled from the seed (see `checks.attention`).
+
+    trees: parents, one tree a sequence, `UNUSED` for a row without a node. dtype: of queries, keys and values. page:
+    rows a page, 0 for contiguous. codes: "", or how keys and values are cached, one of `CODES`. window: 0 for none.
+    soft_cap: in hundredths, 0 for none. alibi: 1 with slopes. strided: 1 where heads lie outside of rows in memory,
+    2 where rows lie 2^28 numbers apart. num_splits: of the prefix, for kernels that take it. dead: what stands in rows
+    that nobody may read, 0 large numbers, 1 NaN.
+    """
+
+    trees: tuple[tuple[int, ...], ...] = ((-1,),)
+    prefix_lens: tuple[int, ...] = (0,)
+    num_key_heads: int = 1
+    group: int = 1
+    head_dim: int = 8
+    dtype: str = "fp64"
+    page: int = 0
+    codes: str = ""
+    window: int = 0
+    soft_cap: int = 0
+    alibi: int = 0
+    strided: int = 0
+    num_splits: int = 1
+    dead: int = 0
+    seed: int = 0
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(len(one) - 1 for one in self.trees)
+
+    @property
+    def described(self) -> str:
+        """The inputs in one line."""
+        parts = [f"prefix {', '.join(map(str, self.prefix_lens))}"]
+        parts.append(
+            f"{self.num_key_heads * self.group} query heads, {self.num_key_heads} key heads of {self.head_dim}"
+        )
+        parts.append(self.dtype)
+        if self.page:
+            parts.append(f"pages of {self.page}")
+        if self.codes:
+            parts.append(f"{self.codes} codes")
+        if self.window:
+            parts.append(f"window {self.window}")
+        if self.soft_cap:
+            parts.append(f"soft-cap {self.soft_cap / 100:g}")
+        if self.alibi:
+            parts.append("ALiBi")
+        if self.strided:
+            parts.append("rows 2^28 numbers apart" if self.strided == 2 else "heads outside of rows")
+        if self.num_splits > 1:
+            parts.append(f"{self.num_splits} splits")
+        if self.dead:
+            parts.append("dead rows NaN")
+        return ", ".join(parts)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What the case asks for besides a tree behind a prefix, in the order of the claims about it."""
+        asked = {
+            "cu_nodes": len(self.trees) > 1,
+            "any_order": any(parent > node for one in self.trees for node, parent in enumerate(one)),
+            "unused_rows": any(UNUSED in one for one in self.trees),
+            "page_table": self.page > 0,
+            "window": self.window > 0,
+            "soft_cap": self.soft_cap > 0,
+            "alibi_slopes": self.alibi > 0,
+            "k_scale": self.codes != "",
+            "strides": self.strided > 0,
+            "dead_rows": self.dead > 0,
+        }
+        return tuple(name for name, is_asked in asked.items() if is_asked)
+
+
 BATCH_LAYOUTS = ("packed", "left_padded")
 # Drafts whose law can be gone through; temperature, top_k, top_p, min_p of a `LawCase`, each alone.
 LAW_SHAPES = ((-1, 0), (-1, 0, 1), (-1, 0, 0), (-1, 0, 0, 1), (-1, 0, 0, 1, 2), (-1, 0, 0, 0))
@@ -399,10 +477,11 @@ _KINDS = {
         WalkBatchCase,
         LawCase,
         SampledCase,
+        AttentionCase,
     )
 }
 ROW_ADDITIONS = ("repetition", "presence", "frequency", "stop_from", "stop_len", "min_new_tokens")
-NESTED = ("winners", "turns", "bans", "grammar")  # tuples of tuples of ints
+NESTED = ("winners", "turns", "bans", "grammar", "trees")  # tuples of tuples of ints
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
 
 
@@ -595,6 +674,8 @@ def _check(case: Case) -> None:
             raise ValueError(f"replay string: proposal = {case.proposal!r} must be one of {', '.join(PROPOSALS)}")
     if isinstance(case, LawCase | SampledCase):
         _check_sampling(case)
+    if isinstance(case, AttentionCase):
+        _check_attention(case)
     if isinstance(case, BatchCase):
         for idx, row in enumerate(case.rows):
             _check(case.alone(idx))
@@ -615,6 +696,44 @@ def _check(case: Case) -> None:
         drafters = (*DRAFTERS, DRAWN) if isinstance(case, SampledCase) else DRAFTERS
         if case.drafter not in drafters:
             raise ValueError(f"replay string: drafter = {case.drafter!r} must be one of {', '.join(drafters)}")
+
+
+def _check_attention(case: AttentionCase) -> None:
+    if len(case.trees) != len(case.prefix_lens):
+        raise ValueError(
+            f"replay string: {len(case.trees)} trees and {len(case.prefix_lens)} prefix_lens must be as many"
+        )
+    for parents in case.trees:
+        _in_range("trees", len(parents), 1, MAX_NODES + 1, "a number of nodes")
+        if parents[0] != -1:
+            raise ValueError(f"replay string: trees holds {list(parents)[:20]}, must begin with -1 (the root)")
+        for parent in parents[1:]:
+            if parent != UNUSED:
+                _in_range("trees", parent, 0, len(parents), "a parent, or -2 for a row without a node")
+        for node in range(len(parents)):
+            _check_path(parents, node)
+    for prefix_len in case.prefix_lens:
+        _in_range("prefix_lens", prefix_len, 0, MAX_PREFIX + 1, "a length")
+    for name, least, end in (
+        ("num_key_heads", 1, MAX_HEADS + 1), ("group", 1, MAX_HEADS + 1), ("head_dim", 1, MAX_HEAD_DIM + 1),
+        ("page", 0, MAX_PAGE + 1), ("window", 0, MAX_INTS), ("soft_cap", 0, MAX_INTS), ("alibi", 0, 2),
+        ("strided", 0, 3), ("num_splits", 1, MAX_HEADS + 1), ("dead", 0, 2), ("seed", 0, 2**31),
+    ):  # fmt: skip
+        _in_range(name, getattr(case, name), least, end, "see specbench.cases.AttentionCase")
+    for name, value, known in (("dtype", case.dtype, tuple(DTYPES)), ("codes", case.codes, ("", *CODES))):
+        if value not in known:
+            raise ValueError(f"replay string: {name} = {value!r} must be one of {', '.join(filter(None, known))}")
+
+
+def _check_path(parents: tuple[int, ...], node: int) -> None:
+    """Every node but an unused one hangs on the root."""
+    first, num_steps = node, 0
+    while node > 0 and parents[node] != UNUSED:
+        node, num_steps = parents[node], num_steps + 1
+        if num_steps > len(parents):
+            raise ValueError(f"replay string: trees holds {list(parents)[:20]}, a circle from node {first}")
+    if node > 0 and node != first:
+        raise ValueError(f"replay string: trees holds {list(parents)[:20]}, where node {first} hangs on an unused row")
 
 
 def _check_drafter_case(case: DrafterCase) -> None:

@@ -278,6 +278,54 @@ class SamplerMismatch(Violation):
     claim_id = "sampler.law"
 
 
+class AttentionMismatch(Violation):
+    claim_id = "attention.out"
+
+
+class AttentionBatchMismatch(Violation):
+    claim_id = "attention.batch"
+
+
+class AttentionOrderMismatch(Violation):
+    claim_id = "attention.any_order"
+
+
+class UnusedRowMismatch(Violation):
+    claim_id = "attention.unused_rows"
+
+
+class AttentionPagesMismatch(Violation):
+    claim_id = "attention.paged"
+
+
+class AttentionWindowMismatch(Violation):
+    claim_id = "attention.window"
+
+
+class SoftCapMismatch(Violation):
+    claim_id = "attention.soft_cap"
+
+
+class AlibiMismatch(Violation):
+    claim_id = "attention.alibi"
+
+
+class AttentionCodesMismatch(Violation):
+    claim_id = "attention.quantised"
+
+
+class AttentionStridesMismatch(Violation):
+    claim_id = "attention.strides"
+
+
+class DeadMemoryRead(Violation):
+    claim_id = "attention.dead_memory"
+
+
+class LseMismatch(Violation):
+    claim_id = "attention.lse"
+
+
 CLAIMS: dict[str, Claim] = {
     claim.id: claim
     for claim in (
@@ -693,7 +741,128 @@ CLAIMS: dict[str, Claim] = {
             ("sampler",),
             "the order of the filters, what ties at their edges, and the end of the cumulative sums",
         ),
+        Claim(
+            "attention.out",
+            4,
+            "give every row the softmax average over its prefix, its ancestors and itself, in every head",
+            ("attention",),
+            "the mask, the group of heads, the scale, or the last block of a stretch of keys",
+        ),
+        Claim(
+            "attention.batch",
+            4,
+            "give each sequence of a ragged batch what it gets alone: by its own tree, prefix and keys",
+            (
+                "attention",
+                "cu_nodes",
+            ),
+            "where the rows of a sequence begin: in the mask, in the prefix lengths, in the cache",
+        ),
+        Claim(
+            "attention.any_order",
+            4,
+            "read ancestors from the parents, also where a parent stands behind its child",
+            (
+                "attention",
+                "any_order",
+            ),
+            "a mask that is looked at below the diagonal only",
+        ),
+        Claim(
+            "attention.unused_rows",
+            4,
+            "give a row that holds no node zeros and an lse of -inf, never NaN, and other rows nothing of it",
+            (
+                "attention",
+                "unused_rows",
+            ),
+            "rows that see nothing: 0 / 0, exp(-inf + inf)",
+        ),
+        Claim(
+            "attention.paged",
+            4,
+            "find the rows of each sequence through its own page table, whatever the size of a page",
+            (
+                "attention",
+                "page_table",
+            ),
+            "pages: their table, and a row's place inside one",
+        ),
+        Claim(
+            "attention.window",
+            4,
+            "let each row see as many positions as the window holds, counted by depth and not by row",
+            (
+                "attention",
+                "window",
+            ),
+            "the window's edge, in the prefix and in the tree",
+        ),
+        Claim(
+            "attention.soft_cap",
+            4,
+            "cap scores as soft_cap * tanh(score / soft_cap), before any bias and before the softmax",
+            (
+                "attention",
+                "soft_cap",
+            ),
+            "the order of scale, cap and bias",
+        ),
+        Claim(
+            "attention.alibi",
+            4,
+            "add each head's slope times the distance of positions, counted by depth and not by row",
+            (
+                "attention",
+                "alibi_slopes",
+            ),
+            "the slopes of heads, and the positions",
+        ),
+        Claim(
+            "attention.quantised",
+            4,
+            "multiply the codes of keys and values by the scales of their own row and head",
+            (
+                "attention",
+                "k_scale",
+            ),
+            "scales and codes of keys and values",
+        ),
+        Claim(
+            "attention.strides",
+            4,
+            "read queries, keys and values where their strides say, 2^31 numbers away too",
+            (
+                "attention",
+                "strides",
+            ),
+            "strides, and offsets that do not fit into 32 bits",
+        ),
+        Claim(
+            "attention.dead_memory",
+            4,
+            "never read rows behind a sequence's last one, or pages of nobody, not even to multiply them by zero",
+            (
+                "attention",
+                "dead_rows",
+            ),
+            "loads behind the last row that no mask guards",
+        ),
+        Claim(
+            "attention.lse",
+            4,
+            "return the natural logarithm of the summed exponentials of each row's scores, with every option it takes",
+            (
+                "attention",
+                "lse",
+            ),
+            "the base of the logarithm, the maximum that was taken off, and the merge of partial results",
+        ),
     )
 }
+
+# Columns of the table whose names begin so are those of a kernel, which level 4 is judged on, and nothing else.
+KERNEL_COLUMN = "kernel-"
+KERNEL_LEVEL = 4
 
 VIOLATIONS: dict[str, type[Violation]] = {one.claim_id: one for one in Violation.__subclasses__() if one.claim_id}

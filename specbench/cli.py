@@ -22,6 +22,7 @@ from specbench.profiles import PROFILES
 from specbench.training import command as train_command
 
 SUITE = "specbench.suites.consistency"
+KERNEL_CLAIMS = "specbench.suites.kernels.test_target"  # level 4; without a target it has nothing to judge
 READER_LEFT = 141  # 128 + SIGPIPE
 INTERRUPTED = 2  # as pytest has it
 
@@ -70,7 +71,7 @@ def check(args: argparse.Namespace, pytest_args: list[str]) -> int:
     # `-p` names the plugin as its entry point does: loaded once when installed, loaded at all in a bare checkout.
     command = ["-p", "specbench.plugin", "--pyargs", SUITE]
     if args.target is not None:
-        command += ["--specbench-target", args.target]
+        command += [KERNEL_CLAIMS, "--specbench-target", args.target]
     if args.replay is not None:
         command += ["--specbench-replay", args.replay]
     return int(pytest.main(command + pytest_args))

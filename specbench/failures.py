@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbench.cases import Case
+from specbench.cases import AttentionCase, Case
 from specbench.claims import CLAIMS, Claim, Violation
 from specbench.record import BUG, EQUAL, NOISE, RunRecord
 from specbench.sanitize import plain
@@ -31,6 +31,9 @@ def render(
     place = f"model {case.model}, cache {case.cache}, layout {case.layout}"
     if prompt is not None:
         lines += _entry("prompt", f"{_short(str(list(prompt)))}   {place}")
+    if isinstance(case, AttentionCase):
+        lines += _entry("inputs", case.described)
+        lines += _entry("parents", _short(" and ".join(str(list(one)) for one in case.trees)))
     lines += _entry("on", f"{subject}, seed {run.seed}, {run.environment.get('device', 'device cpu')}")
     lines += _entry("expected", f"{_short(facts.expected)}   {_short(facts.source)}")
     lines += _entry("actual", f"{_short(facts.actual)}   {plain(run.target, MAX_HEADLINE, one_line=True)}")

@@ -16,6 +16,7 @@ from specbench.banks import CheckpointBank
 from specbench.cases import (
     LAW_PARAMETERS,
     SMALL_LAW_SHAPES,
+    AttentionCase,
     BatchCase,
     BatchRequest,
     Case,
@@ -35,10 +36,13 @@ from specbench.cases import (
     TreeCase,
     WalkCase,
 )
+from specbench.claims import CLAIMS, KERNEL_LEVEL
 from specbench.coverage import all_shapes, broom, depth_of
+from specbench.kernel_bank import KernelBank
 from specbench.law.toys import is_chain
 from specbench.profiles import Profile
 from specbench.subjects import NotTested, Subject
+from specbench.tree import UNUSED
 
 MAX_PROMPT = 32  # tokens kept of a prompt, its end, where a claim is not about whole generations
 
@@ -93,6 +97,33 @@ LONG_CASES: dict[str, tuple[LongCase, ...]] = {
         LongCase(prefix_len=4095, num_nodes=511, shape="star", chunk=129, seed=9),
     ),
 }
+# What every kernel is asked first, and one that is compiled for each shape is asked alone: no prefix, one row, both
+# sides of a block of 64, more nodes than a word has bits, holes between siblings, odd head sizes, ragged batches.
+_CHAIN, _STAR = (-1, 0, 1, 2), (-1, 0, 0, 0, 0)
+_TREE, _SECOND = (-1, 0, 0, 1, 1, 2, 2, 3, 5), (-1, 0, 1, 1, 0)
+_WIDE = (-1, *(max(0, node - 3) for node in range(1, 70)))
+KERNEL_CASES = (
+    AttentionCase(),
+    AttentionCase(trees=(_CHAIN,), prefix_lens=(1,), head_dim=16),
+    AttentionCase(trees=(_TREE,), prefix_lens=(7,), num_key_heads=2, group=2),
+    AttentionCase(trees=(_TREE,), prefix_lens=(63,), group=3, head_dim=5),
+    AttentionCase(trees=(_TREE,), prefix_lens=(64,), num_key_heads=2, head_dim=80),
+    AttentionCase(trees=(_STAR,), prefix_lens=(65,), group=2, head_dim=64, num_splits=2),
+    AttentionCase(trees=(_WIDE,), prefix_lens=(130,), head_dim=16, num_splits=3),
+    AttentionCase(trees=(_TREE, _SECOND), prefix_lens=(7, 66), num_key_heads=2, group=2, num_splits=2),
+    AttentionCase(trees=(_SECOND, (-1,), _TREE), prefix_lens=(0, 64, 1), group=2, head_dim=64),
+    AttentionCase(trees=((-1, 3, 0, 2, 0, 1),), prefix_lens=(7,), group=2),
+    AttentionCase(trees=((-1, 0, UNUSED, 0, UNUSED),), prefix_lens=(5,), group=2),
+    AttentionCase(trees=(_TREE,), prefix_lens=(9,), page=4, group=2),
+    AttentionCase(trees=(_TREE, _SECOND), prefix_lens=(67, 2), page=3, num_splits=2),
+    AttentionCase(trees=(_TREE,), prefix_lens=(7,), window=3, group=2),
+    AttentionCase(trees=(_TREE,), prefix_lens=(67,), window=1),
+    AttentionCase(trees=(_TREE,), prefix_lens=(130,), window=66, num_splits=3, seed=3),
+    AttentionCase(trees=(_TREE,), prefix_lens=(9,), soft_cap=150, group=2),
+    AttentionCase(trees=(_TREE,), prefix_lens=(9,), alibi=1, num_key_heads=2, group=2, head_dim=16),
+    AttentionCase(trees=(_TREE,), prefix_lens=(70,), codes="int8", num_key_heads=2),
+    AttentionCase(trees=(_TREE,), prefix_lens=(70,), codes="fp8", num_key_heads=2, head_dim=64),
+)
 # Of a law that is gone through: toys, and every two parameters that have an order.
 LAW_SEEDS = (1, 3, 2)
 LAW_PAIRS = ((50, 0, 70, 0), (200, 0, 70, 0), (200, 0, 100, 40), (100, 2, 50, 0), (100, 3, 100, 40))
@@ -103,6 +134,8 @@ def fixed_cases(claim: str, subject: Subject, profile: Profile) -> list[Case] | 
     """The list for a claim on a real model, or for one whose cases are long; None where Hypothesis draws."""
     if claim == "tree.long":
         return long_cases(subject, profile)
+    if isinstance(subject.bank, KernelBank) and subject.bank.limits.only_fixed_shapes:
+        return kernel_cases(claim, subject)
     if not subject.bank.real or claim in KNOW_NO_MODEL or (claim.startswith("law.") and claim != "law.seed"):
         return None
     if reason := _left_out(claim, subject, profile):
@@ -169,6 +202,8 @@ def sweep_cases(claim: str, subject: Subject, profile: Profile) -> list[Case]:
     a small tree."""
     if claim == "greedy.walk" and not subject.bank.real:
         return [*small_walks(), *large_ids()]
+    if CLAIMS[claim].level == KERNEL_LEVEL:
+        return kernel_cases(claim, subject)
     if claim in ("law.exact", "law.params") and not subject.bank.real:
         return list(small_laws(claim, subject, is_quick=profile.name == "quick"))
     if claim != "kv.commit" or profile.name != "thorough" or len(subject.cache_kinds) == 1:
@@ -191,6 +226,24 @@ def sweep_cases(claim: str, subject: Subject, profile: Profile) -> list[Case]:
             )
         )
     return cases
+
+
+def kernel_cases(claim: str, subject: Subject) -> list[Case]:
+    """Those of `KERNEL_CASES` that a claim is about, as far as the kernel can do them, in the column's dtype."""
+    bank = subject.bank
+    assert isinstance(bank, KernelBank)
+    cases = [bank.limits.nearest(replace(one, dtype=bank.label)) for one in KERNEL_CASES]
+    usual = [one for one in cases if not one.options]
+    if claim == "attention.strides":
+        cases = [replace(one, strided=1) for one in usual[2:4]]
+        if bank.dtype.itemsize == 2:  # rows so far apart take 64 times the memory of a wider dtype's, though untouched
+            cases.append(replace(usual[2], strided=2))
+    elif claim == "attention.dead_memory":
+        cases = [replace(one, dead=1) for one in cases if set(one.options) <= {"cu_nodes", "page_table", "k_scale"}]
+    elif claim != "attention.lse":
+        cases = [one for one in cases if bank.claim_of(one) == claim]
+    cases = [one for one in cases if one.codes in ("", *bank.limits.codes) and not subject.missing(one.options)]
+    return list(dict.fromkeys(cases))
 
 
 def small_laws(claim: str, subject: Subject, *, is_quick: bool = False) -> Iterator[LawCase]:

@@ -25,6 +25,7 @@ from specbench import claims
 from specbench.ambient import KeptSurroundings, streams_that_stay_open
 from specbench.budget import budget_sentence, exceeded, rarity
 from specbench.cases import (
+    AttentionCase,
     Case,
     CommitCase,
     GenerationCase,
@@ -37,15 +38,17 @@ from specbench.cases import (
 )
 from specbench.checks import CHECKS
 from specbench.checks.cells import coverage_lines, note_round
-from specbench.claims import CLAIMS, Claim, Facts, Misbehaviour, Violation
+from specbench.claims import CLAIMS, KERNEL_LEVEL, Claim, Facts, Misbehaviour, Violation
 from specbench.clock import Clock
 from specbench.coverage import depth_of
 from specbench.failures import render
-from specbench.fixed import fixed_cases, sweep_cases
+from specbench.fixed import fixed_cases, kernel_cases, sweep_cases
+from specbench.kernel_bank import KernelBank
 from specbench.loading import Target, TargetError, check_command
 from specbench.machines import MAX_OPS, machine_for
 from specbench.models import DEFAULT_MODEL
 from specbench.naming.evidence import Evidence, examine, root_of
+from specbench.naming.kernels import likely_fault
 from specbench.naming.scene import Finding, find
 from specbench.naming.suspect import as_line
 from specbench.profiles import Profile
@@ -177,8 +180,8 @@ class RunSession:
         cases = fixed_cases(claim.id, subject, self.profile) if only is None else [only]
         if cases is None:
             swept = sweep_cases(claim.id, subject, self.profile)
-            if claim.id.startswith("law."):  # cheaper than what is drawn, and smaller
-                self._check_all(claim, subject, swept, record, reduce=False)
+            if claim.id.startswith(("law.", "attention.")):  # cheaper than what is drawn, and smaller
+                self._check_all(claim, subject, swept, record, reduce=claim.level == KERNEL_LEVEL)
                 swept = []
             self._check_drawn(claim, subject, record)
             self._check_all(claim, subject, swept, record, reduce=True)
@@ -311,8 +314,11 @@ class RunSession:
         command = shlex.join(words)
         record.verdict, record.replay, record.shrunk_drafts = BUG, replay, case.num_drafts
         record.message = render(violation, claim, case, subject=subject.name, run=self.run, command=command)
-        if self._naming:  # last of all: a target that hangs while it is looked at has its verdict already
+        if self._naming and isinstance(case, AttentionCase):
+            record.likely = self._named_kernel(violation, claim, subject, case)
+        elif self._naming:  # last of all: a target that hangs while it is looked at has its verdict already
             record.likely = self._named(Finding(claim.id, case, violation), subject)
+        if record.likely:
             record.message = render(
                 violation, claim, case, subject=subject.name, run=self.run, command=command, likely=record.likely
             )
@@ -337,6 +343,12 @@ class RunSession:
             self._seconds_naming += time.perf_counter() - started
         self.evidence = known
         return as_line(known.rank())
+
+    def _named_kernel(self, violation: Violation, claim: Claim, subject: Subject, case: AttentionCase) -> str:
+        if isinstance(violation, Misbehaviour):
+            return ""  # the sentence says it all
+        more = [one for one in kernel_cases(claim.id, subject) if isinstance(one, AttentionCase)]
+        return likely_fault(subject, claim.id, case, more)
 
     def _look(self, claim_id: str, subject: Subject) -> Finding | bool:
         """How a claim fails on a subject, else whether it is known to hold: as this run has judged it, or by a few
@@ -407,7 +419,8 @@ class RunSession:
                 pass
             return False
 
-        takes_seconds = subject.bank.real or isinstance(case, SampledCase) or claim.id == "law.q"
+        is_compiled = isinstance(subject.bank, KernelBank) and subject.bank.limits.only_fixed_shapes
+        takes_seconds = is_compiled or subject.bank.real or isinstance(case, SampledCase) or claim.id == "law.q"
         max_checks = MAX_CHECKS_REAL if takes_seconds else MAX_CHECKS
         smallest = reduce_case(case, fails, max_checks=max_checks)
         return smallest, found[smallest]
@@ -514,6 +527,19 @@ def _check_fits(case: Case, subject: Subject) -> None:
     """A replayed case must lie inside the subject it is replayed on; Failed says where it does not."""
     if not 0 <= case.model < subject.bank.num_models:
         raise Failed(f"replay string: model = {case.model} must be < {subject.bank.num_models} on {subject.name}")
+    if isinstance(case, AttentionCase):
+        if not isinstance(subject.bank, KernelBank):
+            raise Failed(f"replay string: {subject.name} is no column of a kernel")
+        if case.dtype != subject.bank.label:
+            raise Failed(f"replay string: dtype = {case.dtype} must be {subject.bank.label} on {subject.name}")
+        nearest = subject.bank.limits.nearest(case)
+        for name in ("head_dim", "group", "page"):
+            given, known = getattr(case, name), getattr(nearest, name)
+            if given != known:
+                raise Failed(
+                    f"replay string: {name} = {given} is none that the kernel declares; the nearest is {known}"
+                )
+        return
     for name, value, known in (("cache", case.cache, subject.cache_kinds), ("layout", case.layout, subject.layouts)):
         if value not in known:
             raise Failed(f"replay string: {name} = {value!r} must be one of {', '.join(known)} on {subject.name}")

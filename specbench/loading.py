@@ -1,8 +1,8 @@
 """From a name on the command line to a target, and from a target to what it can do.
 
-A name is `package.module:attribute` or `./file.py:attribute`; the attribute is an object, a class or a zero-argument
-factory. `cmd: COMMAND` names an engine that speaks JSON lines (docs/wire.md). A method with the wrong signature is told
-here, with the call that we would make, and never guessed at.
+A name is `package.module:attribute` or `./file.py:attribute`; the attribute is an object, a class, a zero-argument
+factory, or a tree-attention kernel itself (level 4). `cmd: COMMAND` names an engine that speaks JSON lines
+(docs/wire.md). A method with the wrong signature is told here, with the call that we would make, and never guessed at.
 """
 
 from __future__ import annotations
@@ -73,9 +73,13 @@ CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "build_drafter": (("model",), ()),
     "probs": (("logits", "sampling"), ()),
     "sample": (("probs", "coins"), ()),
+    "attention": (("q", "k", "v", "parents", "prefix_lens", "scale"), ()),
 }
 # One of these a target has: each opens a level.
-ENTRY_CALLS = ("logits", "generate", "verify", "forward_tree", "draft", "build", "build_from", "build_drafter", "probs")
+ENTRY_CALLS = (
+    *("logits", "generate", "verify", "forward_tree", "attention", "draft"),
+    *("build", "build_from", "build_drafter", "probs"),
+)
 TREE_METHODS = ("prefill", "forward_tree", "commit", "truncate")
 
 # What a target honours in `sampling` and `stop` besides end tokens, and whether it loads its drafter from the second
@@ -84,6 +88,14 @@ FEATURES = (
     *("stop_sequences", "min_new_tokens", "penalties", "bad_words", "grammar", "processors", "sampling"),
     "drafter_checkpoint",
 )
+
+# What `attention` may be asked for besides: it is given those that its signature names. The first two say what can be
+# read from the others and are always given, the rest where a case has them.
+ATTENTION_OPTIONS = (
+    *("cu_nodes", "max_nodes", "page_table", "window", "soft_cap", "alibi_slopes", "k_scale", "v_scale", "num_splits"),
+)
+# What no parameter shows, said by `features` like those above.
+ATTENTION_FEATURES = ("any_order", "unused_rows", "strides")
 
 EXPOSE = {
     "generate": "give the target generate(prompt, *, max_new_tokens, sampling, stop, seed) (level 1)",
@@ -124,7 +136,32 @@ EXPOSE = {
     "be compared with what a fresh one drafts",
     "sampler": "give the target probs(logits, sampling) -> the law [V], and sample(probs, coins) -> a token (level 6)",
     "rounds": "let generate return a specbench.types.Generation with one Round per verification",
+    "attention": "give the target attention(q, k, v, parents, prefix_lens, scale) -> out, or (out, lse) (level 4)",
+    "lse": "let attention return (out, lse), lse [R, Hq] the natural logarithm of the summed exponentials of scores",
+    "cu_nodes": "let attention accept cu_nodes=, int32 [B+1]: where the rows of each sequence's tree begin and end",
+    "page_table": "let attention accept page_table=, int32 [B, pages]: row r is in page page_table[b, r // T] at r % T",
+    "window": "let attention accept window=, how many positions a row sees, its own included",
+    "soft_cap": "let attention accept soft_cap=: scores become soft_cap * tanh(score / soft_cap)",
+    "alibi_slopes": "let attention accept alibi_slopes=, [Hq]: slope * (key's position - row's position) is added",
+    **dict.fromkeys(
+        ("k_scale", "v_scale"),
+        "let attention accept k_scale= and v_scale=, by which codes (int8, fp8) of keys and values are multiplied",
+    ),
+    "any_order": "take parents that stand behind their children, and say so by features = ('any_order', ...)",
+    "unused_rows": "give rows of parent -2 zeros and an lse of -inf, and say so by features = ('unused_rows', ...)",
+    "strides": "read q, k and v by their strides, and say so by features = ('strides', ...)",
+    "dead_rows": "leave out reads_dead_rows = True: rows behind the last one may then hold NaN, and 0 x NaN is NaN",
 }
+
+
+class Kernel:
+    """A bare function as a target with `attention`; what it declares stands on the function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.attention = function
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["attention"], name)
 
 
 COMMAND_PREFIX = "cmd:"
@@ -148,20 +185,36 @@ def load_target(name: str, *, timeout: float = 300.0, on_hang: Callable[[str], N
             raise TargetError(f"target {name!r}: {place} has no {part!r}{_near(part, public)}")
         value = getattr(value, part)
     make: Callable[[], Any] | None = None
+    if is_kernel(value):
+        return _checked(Target(name, Kernel(value)))
     if inspect.isclass(value) or inspect.isroutine(value):
         try:
             inspect.signature(value).bind()
         except TypeError as error:
             raise TargetError(
                 f"target {name!r}: {attribute} must be callable without arguments, but it is not ({error}): "
-                "name a zero-argument factory or an object"
+                "name a zero-argument factory, an object, or a kernel (q, k, v, parents, prefix_lens, scale)"
             ) from error
         make = value
         try:
             value = make()
         except Exception as error:
             raise TargetError(f"target {name!r}: {attribute}() raised {type(error).__name__}: {error}") from error
+        if is_kernel(value):
+            value = Kernel(value)
     return _checked(Target(name, value, make=make))
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether an object is itself what `attention` would be: it takes our six arguments, and not none."""
+    if not callable(value) or inspect.isclass(value) or hasattr(value, "attention"):
+        return False
+    try:
+        signature = inspect.signature(value)
+        signature.bind(*CALLS["attention"][0], **dict.fromkeys(_options_of(value)))
+    except (TypeError, ValueError):
+        return False
+    return "parents" in signature.parameters
 
 
 def through_shim(python: str, name: str) -> str:
@@ -227,14 +280,20 @@ def capabilities(adapter: Any, name: str) -> frozenset[str]:
     found: set[str] = set()
     for method in CALLS:
         if callable(getattr(adapter, method, None)):
+            if method == "attention" and not is_kernel(adapter.attention) and _has_other_entry(adapter):
+                continue  # a decoder's own part of that name
             check_signature(adapter, method, name)
             found.add(method)
     has_tree = all(one in found for one in TREE_METHODS)
     words: set[str] = {one for one in ("generate", "verify", "draft", "verify_batch") if one in found}
     if "generate" in words:
         words |= {one for one in ("generate_batch", "session") if one in found}
-    if {"generate", "verify"} & words:
+    if {"generate", "verify", "attention"} & found:
         words |= _features(adapter, name)
+    if "attention" in found:
+        words |= {"attention", *_options_of(adapter.attention)}
+        if getattr(adapter, "reads_dead_rows", False) is not True:
+            words.add("dead_rows")
     if {"probs", "sample"} <= found:
         words.add("sampler")
     if has_tree:
@@ -255,15 +314,26 @@ def capabilities(adapter: Any, name: str) -> frozenset[str]:
     return frozenset(words)
 
 
+def _has_other_entry(adapter: Any) -> bool:
+    return any(callable(getattr(adapter, one, None)) for one in ENTRY_CALLS if one != "attention")
+
+
+def _options_of(attention: Callable[..., Any]) -> tuple[str, ...]:
+    """Which of `ATTENTION_OPTIONS` a kernel takes by name. `**others` declares nothing."""
+    parameters = inspect.signature(attention).parameters
+    return tuple(one for one in ATTENTION_OPTIONS if one in parameters)
+
+
 def _features(adapter: Any, name: str) -> set[str]:
     """What the adapter declares to honour. TargetError for a word that no claim knows."""
+    known = (*FEATURES, *ATTENTION_FEATURES)
     declared = getattr(adapter, "features", ())
     if isinstance(declared, str) or not isinstance(declared, Iterable):
-        raise TargetError(f"target {name!r}: features = {declared!r} must be a tuple of {', '.join(FEATURES)}")
+        raise TargetError(f"target {name!r}: features = {declared!r} must be a tuple of {', '.join(known)}")
     declared = list(declared)
     for one in declared:
-        if one not in FEATURES:
-            near = _near(str(one), list(FEATURES), holder="specbench")
+        if one not in known:
+            near = _near(str(one), list(known), holder="specbench")
             raise TargetError(f"target {name!r}: features names {one!r}, which no claim knows{near}")
     return set(declared)
 
@@ -271,6 +341,8 @@ def _features(adapter: Any, name: str) -> set[str]:
 def check_signature(adapter: Any, method: str, name: str) -> None:
     """TargetError unless `method` accepts the call that we make."""
     positional, keywords = CALLS[method]
+    if method == "attention":
+        keywords = _options_of(adapter.attention)
     if method == "build_drafter" and getattr(adapter, "drafter_names", None):
         keywords = ("name",)
     try:

@@ -20,7 +20,7 @@ import pytest
 
 from specbench.annotations import MODES, wanted
 from specbench.case_files import is_case_file, read_case_file
-from specbench.claims import CLAIMS
+from specbench.claims import CLAIMS, KERNEL_COLUMN, KERNEL_LEVEL
 from specbench.exit_codes import FAILED
 from specbench.gate import Gate
 from specbench.ledger import Ledger, load_ledger
@@ -366,7 +366,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     subjects = list(run_session(config).subjects)
     claims = list(CLAIMS)
-    ranked = sorted(ours, key=lambda item: (subjects.index(_subject_of(item)), claims.index(_claim_of(item))))
+    fitting = [one for one in ours if _is_for_kernels(_claim_of(one)) == _subject_of(one).startswith(KERNEL_COLUMN)]
+    config.hook.pytest_deselected(items=[one for one in ours if one not in fitting])
+    if not fitting:
+        raise pytest.UsageError(_nothing_to_judge(config, _is_for_kernels(_claim_of(ours[0]))))
+    ranked = sorted(fitting, key=lambda item: (subjects.index(_subject_of(item)), claims.index(_claim_of(item))))
     others = [item for item in items if not item.get_closest_marker("claim")]
     items[:] = [*others, *ranked]
     if replay := config.stash[REPLAY]:
@@ -379,6 +383,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"--specbench-replay: no subject {subject!r} in this run; it has {names}")
         config.hook.pytest_deselected(items=[one for one in items if one not in chosen])
         items[:] = chosen
+
+
+def _is_for_kernels(claim: str) -> bool:
+    return CLAIMS[claim].level == KERNEL_LEVEL
+
+
+def _nothing_to_judge(config: pytest.Config, is_for_kernels: bool) -> str:
+    name = config.getoption("--specbench-target")
+    if is_for_kernels:
+        return (
+            f"target {name!r} is no kernel, which these claims are about: give it attention(q, k, v, parents, "
+            "prefix_lens, scale) -> out, or (out, lse) (level 4)"
+        )
+    return f"target {name!r} is a kernel, of which these claims know nothing: run pytest suites/kernels"
 
 
 def _subject_of(item: pytest.Item) -> str:

@@ -6,7 +6,7 @@ They are read as warily as they are asked for: an answer's own methods are the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -269,6 +269,38 @@ class Probe:
     def pages_in_use(self) -> int:
         return self._int_property("pages_in_use")
 
+    # level 4
+
+    def attention(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """out [R, Hq, D] and, where the kernel returns one, lse [R, Hq], both on the CPU; NaN is for the check to tell.
+
+        inputs: q, k, v, parents, prefix_lens and scale.
+        """
+        q = inputs[0]
+        given = {**dict(zip(("q", "k", "v", "parents", "prefix_lens", "scale"), inputs, strict=True)), **options}
+        before = {name: _bytes(one) for name, one in given.items() if isinstance(one, Tensor)}
+        out = self._call("attention", lambda: self.adapter.attention(*inputs, **options))
+        for name, one in before.items():
+            if not torch.equal(one, _bytes(given[name])):
+                self._wrong("attention", "an answer and leave its inputs as they are", f"{name} changed in place")
+        with self._reading("attention"):
+            lse = None
+            if isinstance(out, tuple | list):
+                if len(out) != 2:
+                    self._wrong("attention", "out, or a pair (out, lse)", describe(out))
+                out, lse = out
+            rows = self._tensor("attention", out, list(q.shape), of="out of ")
+            if (out.dtype, out.device.type) != (q.dtype, q.device.type):
+                self._wrong(
+                    "attention", f"out in q's {q.dtype} on {q.device.type}", f"{out.dtype} on {out.device.type}"
+                )
+            if lse is None:
+                return self.noted("attention", (rows, None))
+            sums = self._tensor("attention", lse, list(q.shape[:2]), of="lse of ")
+            if lse.dtype not in (torch.float32, torch.float64):
+                self._wrong("attention", "lse in torch.float32 or wider", str(lse.dtype))
+            return self.noted("attention", (rows, sums))
+
     # level 5
 
     def draft(
@@ -420,19 +452,23 @@ class Probe:
         given["rounds"] = tuple(self._round(name, number, one) for number, one in enumerate(rounds, start=1))
         return Generation(**given)
 
-    def _real_tensor(self, name: str, out: Any, shape: Sequence[int | None]) -> Tensor:
+    def _tensor(self, name: str, out: Any, shape: Sequence[int | None], *, of: str = "") -> Tensor:
+        """A copy on the CPU, whatever numbers are in it. of: what it is, where an answer has several parts."""
         wanted = "[" + ", ".join("?" if one is None else str(one) for one in shape) + "]"
+        if not isinstance(out, Tensor):
+            self._wrong(name, f"{of}a torch tensor of shape {wanted}", describe(out))
+        if out.ndim != len(shape) or any(w is not None and w != g for w, g in zip(shape, out.shape, strict=False)):
+            self._wrong(name, f"{of}shape {wanted}", f"shape {list(out.shape)}")
+        if not out.is_floating_point():
+            self._wrong(name, f"{of}a floating dtype", str(out.dtype))
+        if out.layout != torch.strided or out.device.type == "meta":
+            kind = "on the meta device" if out.device.type == "meta" else f"of layout {out.layout}"
+            self._wrong(name, f"{of}a dense tensor with numbers in it", f"one {kind}")
+        return out.detach().to("cpu", copy=True)
+
+    def _real_tensor(self, name: str, out: Any, shape: Sequence[int | None]) -> Tensor:
         with self._reading(name):
-            if not isinstance(out, Tensor):
-                self._wrong(name, f"a torch tensor of shape {wanted}", describe(out))
-            if out.ndim != len(shape) or any(w is not None and w != g for w, g in zip(shape, out.shape, strict=False)):
-                self._wrong(name, f"shape {wanted}", f"shape {list(out.shape)}")
-            if not out.is_floating_point():
-                self._wrong(name, "a floating dtype", str(out.dtype))
-            if out.layout != torch.strided or out.device.type == "meta":
-                kind = "on the meta device" if out.device.type == "meta" else f"of layout {out.layout}"
-                self._wrong(name, "a dense tensor with numbers in it", f"one {kind}")
-            numbers = out.detach().to("cpu", copy=True)  # first of all, so that what is checked is what is kept
+            numbers = self._tensor(name, out, shape)  # first of all, so that what is checked is what is kept
             bad = numbers.isnan() | (numbers == torch.inf)
             if bool(bad.any()):
                 place = bad.nonzero()[0].tolist()
@@ -521,6 +557,11 @@ def _copy(tree: DraftTree) -> DraftTree:
     """What a target does to the tree it is given must not reach the tree it is judged by."""
     draft_probs = None if tree.draft_probs is None else tree.draft_probs.clone()
     return DraftTree(tree.tokens, tree.parents, draft_probs=draft_probs, proposal=tree.proposal)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A copy that compares, NaN and fp8 included, and small also where rows lie far apart."""
+    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def _is_generation(value: Any) -> bool:

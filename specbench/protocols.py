@@ -103,6 +103,37 @@ class TreeModel(Protocol):
 
 
 @runtime_checkable
+class TreeAttention(Protocol):
+    """Level 4: the attention of one layer over draft trees. A bare function with this signature is a target too.
+
+    Options it takes by name, and is asked for where it does: `cu_nodes` int32 [B+1], where the rows of each tree begin
+    and end (without it B is 1), with `max_nodes`, the rows of the largest; `page_table` int32 [B, pages], then k and v
+    are [num_pages, T, Hkv, D]; `window`, how many positions a row sees, its own included (a node stands at P + its
+    depth); `soft_cap`, `alibi_slopes` float [Hq]; `k_scale` and `v_scale` float [B, S, Hkv] or [num_pages, T, Hkv],
+    then k and v are int8 or fp8 codes; `num_splits` of the prefix. score = scale * q . k, capped, then biased.
+
+    Optional attributes: `features`, of "any_order" (parents may stand behind their children), "unused_rows" (a parent
+    of -2 marks a row without a node) and "strides" (inputs need not be contiguous); `dtypes`, of "fp64", "fp32",
+    "bf16" and "fp16", all where it names none; `head_dims`, `groups` (query heads a key head), `page_sizes`, `codes`
+    ("int8", "fp8"): those it can do; `reads_dead_rows = True` where rows behind the last one are multiplied by zero;
+    `only_fixed_shapes = True` where every new shape costs a compilation.
+    """
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, parents: Tensor, prefix_lens: Tensor, scale: float
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """q: [R, Hq, D], the rows of all trees one behind the other. k, v: [B, S, Hkv, D] in q's dtype; rows 0..P-1 of
+        a sequence are its prefix, rows P..P+N-1 its tree's nodes, what lies behind is dead. Query head h reads key head
+        h // (Hq / Hkv). parents: int32 [R], node numbers within a row's own tree, -1 for its root. prefix_lens:
+        int32 [B], P of each sequence.
+
+        Returns out [R, Hq, D] in q's dtype, or out and lse [R, Hq] in fp32 or wider: the natural logarithm of the
+        summed exponentials of a row's scores. No input is written to.
+        """
+        ...
+
+
+@runtime_checkable
 class Drafter(Protocol):
     """Level 5: proposes a tree for a context. May hold a cache of its own, keyed by the context it is given.
 

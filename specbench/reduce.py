@@ -13,6 +13,7 @@ from typing import Any
 from specbench.cases import (
     ROW_ADDITIONS,
     TOKEN_OPS,
+    AttentionCase,
     BatchCase,
     BatchRequest,
     Case,
@@ -65,6 +66,9 @@ def smaller_cases(case: Case) -> Iterator[Case]:
     if isinstance(case, LawCase):
         yield from _simpler_laws(case)
         return
+    if isinstance(case, AttentionCase):
+        yield from _simpler_attention(case)
+        return
     if isinstance(case, GenerationCase):  # every later try is then cheaper
         for lower in sorted({2, case.max_new_tokens // 2}):
             if 2 <= lower < case.max_new_tokens:
@@ -110,6 +114,47 @@ def _simpler_laws(case: LawCase) -> Iterator[LawCase]:
         usual = getattr(LawCase, name)
         if getattr(case, name) != usual:
             yield replace(case, **{name: usual})
+
+
+def _simpler_attention(case: AttentionCase) -> Iterator[AttentionCase]:
+    """A sequence less; an option less; fewer rows, a shorter prefix, fewer heads, smaller ones."""
+    for idx in range(len(case.trees)):
+        if len(case.trees) > 1:
+            yield replace(case, trees=_without(case.trees, [idx]), prefix_lens=_without(case.prefix_lens, [idx]))
+    for name in ("page", "codes", "window", "soft_cap", "alibi", "strided", "num_splits", "dead"):
+        usual = getattr(AttentionCase, name)
+        if getattr(case, name) != usual:
+            yield replace(case, **{name: usual})
+    for idx, parents in enumerate(case.trees):
+        for fewer in _fewer_rows(parents):
+            yield replace(case, trees=(*case.trees[:idx], fewer, *case.trees[idx + 1 :]))
+    for idx, prefix_len in enumerate(case.prefix_lens):
+        for lower in sorted({0, prefix_len // 2, prefix_len - 1}):
+            if 0 <= lower < prefix_len:
+                yield replace(case, prefix_lens=(*case.prefix_lens[:idx], lower, *case.prefix_lens[idx + 1 :]))
+    for name, least in (("group", 1), ("num_key_heads", 1), ("window", 1), ("page", 1), ("seed", 0)):
+        value = getattr(case, name)
+        for lower in sorted({least, value - 1}):
+            if least <= lower < value:
+                yield replace(case, **{name: lower})
+    if case.head_dim > 8:
+        yield replace(case, head_dim=8)
+
+
+def _fewer_rows(parents: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Whole subtrees out, the largest first, then single inner nodes, whose children move up; unused rows singly."""
+    below = {node: {node} for node in range(1, len(parents))}
+    for node in below:
+        other = parents[node]
+        while other > 0:
+            below[other].add(node)
+            other = parents[other]
+    for gone in sorted(below.values(), key=len, reverse=True):
+        yield _renumbered(parents, sorted(gone))
+    for node, subtree in below.items():
+        if len(subtree) > 1:
+            lifted = tuple(parents[node] if parent == node else parent for parent in parents)
+            yield _renumbered(lifted, [node])
 
 
 def _shorter_contexts(case: LongCase) -> Iterator[Case]:

@@ -22,6 +22,7 @@ from specbench.cases import (
     OWN_DRAFTERS,
     ROW_ADDITIONS,
     SMALL_LAW_SHAPES,
+    AttentionCase,
     BatchCase,
     BatchRequest,
     Case,
@@ -43,9 +44,11 @@ from specbench.cases import (
     WalkCase,
 )
 from specbench.coverage import all_shapes, broom, depth_of
+from specbench.kernel_bank import CLAIM_OF, KernelBank
 from specbench.law.toys import is_chain
 from specbench.reference.recurrent import HybridModel
 from specbench.subjects import Subject
+from specbench.tree import UNUSED
 
 MAX_DRAFTS = 64
 # Hypothesis mutates a case by copying some of its draws over others of the same strategy, and drops what comes out
@@ -679,6 +682,63 @@ def own_draft_cases(draw: Draw, subject: Subject) -> DrafterCase:
     )
 
 
+KERNEL_PREFIXES = (0, 1, 2, 7, 63, 64, 65, 131)  # around blocks of keys
+KERNEL_SIZES = ((1, 2, 3, 5, 8, 9), (31, 33, 63, 64, 65, 70))  # nodes: usual, rare
+WINDOWS = (1, 2, 5, 64, 66)
+
+
+@st.composite
+def attention_cases(draw: Draw, subject: Subject, claim: str) -> AttentionCase:
+    """Trees behind prefixes, with the option that a claim is about, and now and then those of the claims before it."""
+    bank = subject.bank
+    assert isinstance(bank, KernelBank)
+    own = next((option for option, one in CLAIM_OF.items() if one == claim), "")
+    known = [one for one in CLAIM_OF if not subject.missing([one])]
+    earlier = known[: known.index(own)] if own in known else known[:-1] if claim == "attention.lse" else []
+    asked = {own, *(one for one in earlier if draw(st.integers(0, 3), label=one) == 3)}
+    num_trees = draw(st.sampled_from((2, 3)), label="trees") if "cu_nodes" in asked else 1
+    trees = [draw(kernel_trees()) for _ in range(num_trees)]
+    if "any_order" in asked:
+        trees = [scrambled(one, draw(st.permutations(range(1, len(one))), label="order")) for one in trees]
+    if "unused_rows" in asked:
+        trees[-1] = (*trees[-1], UNUSED)
+    return AttentionCase(
+        trees=tuple(trees),
+        prefix_lens=tuple(draw(st.sampled_from(KERNEL_PREFIXES), label="prefix") for _ in trees),
+        num_key_heads=draw(st.sampled_from((1, 2)), label="key heads"),
+        group=draw(st.sampled_from(bank.limits.groups), label="group"),
+        head_dim=draw(st.sampled_from(bank.limits.head_dims), label="head size"),
+        dtype=bank.label,
+        page=draw(st.sampled_from(bank.limits.page_sizes), label="page") if "page_table" in asked else 0,
+        codes=draw(st.sampled_from(bank.limits.codes), label="codes") if "k_scale" in asked else "",
+        window=draw(st.sampled_from(WINDOWS), label="window") if "window" in asked else 0,
+        soft_cap=150 if "soft_cap" in asked else 0,
+        alibi=int("alibi_slopes" in asked),
+        strided=int("strides" in asked),
+        num_splits=draw(st.sampled_from((1, 2, 3)), label="splits"),
+        dead=int("dead_rows" in asked),
+        seed=draw(st.integers(0, 2**16), label="seed"),
+    )
+
+
+@st.composite
+def kernel_trees(draw: Draw) -> tuple[int, ...]:
+    """Mostly small; chains, stars and whatever lies between."""
+    num_nodes = draw(st.sampled_from(KERNEL_SIZES[draw(st.integers(0, 9), label="rarely large") == 9]), label="nodes")
+    kind = draw(st.sampled_from(("any", "any", "chain", "star", "recent")), label="shape")
+    parents = [-1]
+    for node in range(1, num_nodes):
+        lowest = {"any": 0, "chain": node - 1, "star": 0, "recent": max(0, node - 4)}[kind]
+        parents.append(draw(st.integers(lowest, 0 if kind == "star" else node - 1)))
+    return tuple(parents)
+
+
+def scrambled(parents: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """The same tree with its nodes but the root in another order: node order[i] becomes node i + 1."""
+    place = {node: at for at, node in enumerate((0, *order))}
+    return tuple(-1 if parents[node] < 0 else place[parents[node]] for node in (0, *order))
+
+
 # What each claim is judged on: the kind of case, and the strategy that draws it.
 Strategy = Callable[[Subject], st.SearchStrategy[Any]]
 _DRAWN: dict[str, tuple[type[Case], Strategy]] = {
@@ -735,6 +795,8 @@ _DRAWN: dict[str, tuple[type[Case], Strategy]] = {
 def _drawn(claim: str) -> tuple[type[Case], Strategy]:
     if claim in _DRAWN:
         return _DRAWN[claim]
+    if claim.startswith("attention."):
+        return AttentionCase, lambda subject: attention_cases(subject, claim)
     if claim.startswith("drafter."):
         return DrafterCase, drafter_cases
     return (TreeCase, tree_cases) if claim.startswith("tree.") else (GenerationCase, generation_cases)

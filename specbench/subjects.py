@@ -14,8 +14,9 @@ from torch import Tensor
 from specbench.ambient import SettingsOfTheTarget
 from specbench.banks import Bank, CheckpointBank, HFBank, TinyBank
 from specbench.cases import BATCH_LAYOUTS, BatchCase, Case, DrafterCase
-from specbench.claims import Violation
+from specbench.claims import KERNEL_COLUMN, Violation
 from specbench.clock import Clock
+from specbench.kernel_bank import KernelBank, Limits
 from specbench.loading import EXPOSE, Target, TargetError, capabilities
 from specbench.lockstep import Group
 from specbench.models import find_model
@@ -34,6 +35,7 @@ from specbench.types import DTYPES, GREEDY, NEVER_STOP, Sampling, Stop
 from specbench.watchdog import Watchdog
 
 Remembered = TypeVar("Remembered")
+_SHOWN_AT_RUN_TIME = ("rounds", "lse")
 _OF_THE_TARGET = ("drafters with law", "taps")  # what `remember` keeps of the target itself
 
 
@@ -107,9 +109,9 @@ class Subject:
         return self.bank.description
 
     def missing(self, needs: Sequence[str]) -> str | None:
-        """The sentence that says what to expose, or None when all is there ("rounds" shows at run time)."""
+        """The sentence that says what to expose, or None when all is there (some show at run time)."""
         for need in needs:
-            if need not in self.has and need != "rounds":
+            if need not in self.has and need not in _SHOWN_AT_RUN_TIME:
                 return EXPOSE[need]
         return None
 
@@ -259,6 +261,10 @@ class Subject:
         keywords = {"name": name} if getattr(adapter, "drafter_names", ()) else {}
         return self._made("build_drafter", lambda: adapter.build_drafter(model, **keywords))
 
+    def open_kernel(self) -> Probe:
+        """The target's `attention`."""
+        return Probe(self.target.adapter, vocab_size=None, clock=self.clock, watchdog=self.watchdog, note=self.note)
+
     def remember(self, key: tuple[Any, ...], make: Callable[[], Remembered], *, always: bool = False) -> Remembered:
         """What `make` returns, kept for later claims on a real model, where one forward costs what a thousand tiny
         ones do. Tiny models are asked afresh, so that every claim draws its own cases."""
@@ -374,6 +380,8 @@ class Subject:
 
     def _capabilities(self) -> frozenset[str]:
         adapter = self.target.adapter
+        if isinstance(self.bank, KernelBank):
+            return self._able(adapter)
         extra: set[str] = set()
         if self.target.has_build_drafter:
             self._able(adapter)
@@ -428,6 +436,8 @@ def make_subjects(
 ) -> list[Subject | Unavailable]:
     """The columns of a run. model: a name that `specbench model fetch` knows, a folder, a hub id, or "none"."""
     banks: list[Bank | Unavailable]
+    words = capabilities(target.adapter, target.name)
+    kernel = _kernel_banks(target, device) if "attention" in words else []
     if target.has_build:
         tiny = [TinyBank(label, dtype, device=device) for label, dtype in DTYPES.items()]
         banks = [tiny[0], *([HFBank(name) for name in HFBank.TYPES] if device == "cpu" else []), *tiny[1:]]
@@ -438,10 +448,25 @@ def make_subjects(
     elif target.has_build_drafter:
         banks = [TinyBank("fp64", torch.float64, device=device), *([HFBank("hf-fp64")] if device == "cpu" else [])]
         banks += _real_banks(model, ("fp32",), device)
-    else:
+    elif not kernel or words & {"generate", "verify", "tree", "draft", "sampler", "oracle"}:
         banks = [OwnBank(target, clock=clock, watchdog=watchdog)]
+    else:
+        banks = []
     return [
-        one if isinstance(one, Unavailable) else Subject(target, one, clock=clock, watchdog=watchdog) for one in banks
+        one if isinstance(one, Unavailable) else Subject(target, one, clock=clock, watchdog=watchdog)
+        for one in (*banks, *kernel)
+    ]
+
+
+def _kernel_banks(target: Target, device: str) -> list[Bank | Unavailable]:
+    """A column a dtype."""
+    limits = Limits.of(target)
+    declared = ", ".join(limits.dtypes)
+    return [
+        KernelBank(label, limits, device=device)
+        if label in limits.dtypes
+        else Unavailable(f"{KERNEL_COLUMN}{label}", f"the kernel says dtypes = ({declared}): add {label} where it can")
+        for label in DTYPES
     ]
 
 

@@ -112,7 +112,7 @@ COMMIT = "CommitCase,prompt=3,next_roots=1"
 WALK = "WalkCase,tokens=0.1,parents=-1.0,vocab_size=3"
 KINDS = (
     "TreeCase, PerturbedCase, ChunkCase, LongCase, CommitCase, WalkCase, GenerationCase, StopCase, ProcessorCase, "
-    "MachineCase, DrafterCase, BatchCase, WalkBatchCase, LawCase, SampledCase"
+    "MachineCase, DrafterCase, BatchCase, WalkBatchCase, LawCase, SampledCase, AttentionCase"
 )
 BAD = {
     "": (f"replay string names the case kind '': expected one of {KINDS}"),

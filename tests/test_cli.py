@@ -109,9 +109,9 @@ def test_model_fetch_hands_its_words_to_fetch(force: bool, monkeypatch: pytest.M
     assert calls == [("smollm2", force)]
 
 
-def test_check_is_pytest_on_the_consistency_suite(pytest_args: list[list[str]]) -> None:
+def test_check_is_pytest_on_the_consistency_suite_and_the_claims_about_kernels(pytest_args: list[list[str]]) -> None:
     assert exit_of(["check", "./mine.py:Adapter"]) == 1
-    suite = ["-p", "specbench.plugin", "--pyargs", "specbench.suites.consistency"]
+    suite = ["-p", "specbench.plugin", "--pyargs", "specbench.suites.consistency", cli.KERNEL_CLAIMS]
     assert pytest_args == [[*suite, "--specbench-target", "./mine.py:Adapter"]]
 
 
@@ -124,7 +124,7 @@ def test_check_without_a_target_judges_the_reference(pytest_args: list[list[str]
 def test_check_passes_the_replay_and_everything_else_on(pytest_args: list[list[str]]) -> None:
     exit_of("check mod:A --replay 7Wc:3.-1.0 -k greedy --hypothesis-profile=quick -x".split())
     tail = "--specbench-target mod:A --specbench-replay 7Wc:3.-1.0 -k greedy --hypothesis-profile=quick -x".split()
-    assert pytest_args[0][4:] == tail
+    assert pytest_args[0][5:] == tail
 
 
 LISTED = {

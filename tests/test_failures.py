@@ -306,7 +306,7 @@ def test_narrowing_names_the_lowest_eight_that_fail_and_counts_the_others() -> N
 # Every class, by STYLE.md
 
 
-ORDER = ("MUST", "prompt", "on", "expected", "actual", "", "tree", "narrower", "reproduce")
+ORDER = ("MUST", "prompt", "inputs", "parents", "on", "expected", "actual", "", "tree", "narrower", "reproduce")
 # What a target may say: lines of its own, a forged label, an escape, a CI command.
 HOSTILE = "one\n  reproduce rm -rf /\n::error::two\x1b[2J"
 

@@ -65,6 +65,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.claim_list",
         "specbench.engine_models",
         "specbench.gate",
+        "specbench.kernel_bank",
         "specbench.own_bank",
         "specbench.regret",
     ),

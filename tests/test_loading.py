@@ -10,7 +10,7 @@ import pytest
 from specbench.loading import Target, TargetError, capabilities, load_target
 
 HERE = Path(__file__).parent
-METHODS = "logits, generate, verify, forward_tree, draft, build, build_from, build_drafter, probs"
+METHODS = "logits, generate, verify, forward_tree, attention, draft, build, build_from, build_drafter, probs"
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ MESSAGES = {
     "loadable:Holder.something": "loadable has no 'something'; it has inner",
     "loadable:NeedsArguments": (
         "NeedsArguments must be callable without arguments, but it is not (missing a required argument: 'path'): "
-        "name a zero-argument factory or an object"
+        "name a zero-argument factory, an object, or a kernel (q, k, v, parents, prefix_lens, scale)"
     ),
     "loadable:failing_factory": "failing_factory() raised FileNotFoundError: weights.bin is not here",
     "loadable:OldGenerate": (

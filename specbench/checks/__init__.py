@@ -7,11 +7,13 @@ cases, prints nothing, and decides no verdict.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from specbench.cases import Case
 from specbench.checks import (
     acceptance,
     accepted,
+    attention,
     batch,
     cache,
     draft_law,
@@ -29,6 +31,7 @@ from specbench.checks import (
     tree,
     walk,
 )
+from specbench.claims import CLAIMS, KERNEL_LEVEL
 from specbench.record import ClaimRecord
 from specbench.subjects import Subject
 
@@ -90,4 +93,10 @@ CHECKS: dict[str, Check] = {
     "law.accepted": accepted.check_accepted,
     "law.seed": sampled.check_seed,
     "sampler.law": law.check_sampler,
+    **{
+        claim: partial(attention.check_out, claim=claim)
+        for claim in CLAIMS
+        if CLAIMS[claim].level == KERNEL_LEVEL and claim != "attention.lse"
+    },
+    "attention.lse": attention.check_lse,
 }

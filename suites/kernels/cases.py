@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specbench.cases import CODES, AttentionCase
 from specbench.suites.kernels import DEVICE
 from specbench.tree import PROPOSALS, UNUSED, DraftTree, Proposal
 from specbench.types import DTYPES
@@ -21,7 +21,6 @@ SIZES = (1, 2, 3, 5, 8, 9)  # nodes
 RARE_SIZES = (31, 33, 63, 64, 65, 70)
 VOCABS = (1, 2, 3, 17, 4096, 4097, 9000)
 MOVED = (torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.uint8)
-CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @st.composite
@@ -43,25 +42,9 @@ def scrambled(parents: Sequence[int], seed: int) -> tuple[int, ...]:
     return tuple(-1 if parents[node] < 0 else place[parents[node]] for node in order)
 
 
-@dataclass(frozen=True)
-class AttentionCase:
-    """trees: parents, one tree a sequence. page: rows a page, 0 for contiguous. codes: "", "int8" or "fp8". strided:
-    heads lie outside of rows in memory. soft_cap: 0 for none, window too."""
-
-    trees: tuple[tuple[int, ...], ...]
-    prefix_lens: tuple[int, ...]
-    num_key_heads: int = 1
-    group: int = 1
-    head_dim: int = 8
-    dtype: str = "fp64"
-    page: int = 0
-    codes: str = ""
-    window: int = 0
-    soft_cap: float = 0.0
-    alibi: bool = False
-    strided: bool = False
-    num_splits: int = 1
-    seed: int = 0
+def attention_case(trees: Sequence[tuple[int, ...]], prefix_lens: Sequence[int], **more: Any) -> AttentionCase:
+    """Dead memory is NaN."""
+    return AttentionCase(trees=tuple(trees), prefix_lens=tuple(prefix_lens), dead=1, **more)
 
 
 @st.composite
@@ -74,9 +57,9 @@ def attention_cases(draw: st.DrawFn) -> AttentionCase:
         trees[-1] = (*trees[-1], UNUSED)
     dtype = draw(st.sampled_from(["fp64", "fp64", *DTYPES]))
     num_splits = draw(st.sampled_from([1, 0, 2, 3]))
-    return AttentionCase(
-        trees=tuple(trees),
-        prefix_lens=tuple(draw(st.sampled_from(PREFIXES)) for _ in trees),
+    return attention_case(
+        trees,
+        [draw(st.sampled_from(PREFIXES)) for _ in trees],
         num_key_heads=draw(st.sampled_from([1, 2])),
         group=draw(st.sampled_from([1, 2, 3, 4])),
         head_dim=draw(st.sampled_from([8, 8, 16, 5, 64, 80, 96, 128, 256])),
@@ -84,64 +67,12 @@ def attention_cases(draw: st.DrawFn) -> AttentionCase:
         page=draw(st.sampled_from([0, 0, 1, 3, 16])),
         codes=draw(st.sampled_from(["", "", "", *CODES])),
         window=draw(st.sampled_from([0, 0, 1, 2, 5, BLOCK, BLOCK + 2])),
-        soft_cap=draw(st.sampled_from([0.0, 0.0, 1.5])),
-        alibi=draw(st.sampled_from([False, False, True])),
-        strided=draw(st.booleans()),
+        soft_cap=draw(st.sampled_from([0, 0, 150])),
+        alibi=draw(st.sampled_from([0, 0, 1])),
+        strided=draw(st.sampled_from([0, 1])),
         num_splits=num_splits,
         seed=seed,
     )
-
-
-def arguments(case: AttentionCase) -> tuple[list[Any], dict[str, Any]]:
-    """What `tree_attention` takes, twin and kernel alike. Rows behind a sequence's last one are NaN, codes and scales
-    too; so are pages that no table names."""
-    generator = torch.Generator().manual_seed(case.seed)
-    dtype = DTYPES[case.dtype]
-    wide = torch.promote_types(dtype, torch.float32)
-
-    def numbers(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    sizes = [len(one) for one in case.trees]
-    lengths = [prefix_len + size for prefix_len, size in zip(case.prefix_lens, sizes, strict=True)]
-    num_query_heads, num_sequences = case.num_key_heads * case.group, len(sizes)
-    cu_nodes = torch.tensor([0, *torch.tensor(sizes).cumsum(0).tolist()], dtype=torch.int32)
-    q = numbers(sum(sizes), num_query_heads, case.head_dim).to(dtype)
-    extra: dict[str, Any] = {"cu_nodes": cu_nodes}
-    if case.page:
-        num_pages = [-(-length // case.page) for length in lengths]
-        total = sum(num_pages) + 2
-        free = torch.randperm(total, generator=generator).tolist()
-        table = torch.zeros(num_sequences, max(num_pages), dtype=torch.int32)  # unused entries name a page of others
-        for sequence, num in enumerate(num_pages):
-            table[sequence, :num] = torch.tensor([free.pop() for _ in range(num)], dtype=torch.int32)
-        extra["page_table"] = table
-        first = (total, case.page)
-    else:
-        first = (num_sequences, max(lengths) + 3)
-    stored, scales = [], []
-    for _ in "kv":
-        rows = torch.full((*first, case.num_key_heads, case.head_dim), math.nan, dtype=torch.float64)
-        for sequence, length in enumerate(lengths):
-            for row in range(length):
-                where = (sequence, row)
-                if case.page:
-                    where = (int(extra["page_table"][sequence, row // case.page]), row % case.page)
-                rows[where] = numbers(case.num_key_heads, case.head_dim)
-        codes, step = _stored(rows, case.codes, dtype, wide)
-        stored.append(codes.transpose(1, 2).contiguous().transpose(1, 2) if case.strided else codes)
-        scales.append(step)
-    if case.codes:
-        extra |= {"k_scale": scales[0], "v_scale": scales[1]}
-    if case.window:
-        extra["window"] = case.window
-    if case.soft_cap:
-        extra["soft_cap"] = case.soft_cap
-    if case.alibi:
-        extra["alibi_slopes"] = numbers(num_query_heads).abs().to(wide)
-    parents = torch.tensor([parent for one in case.trees for parent in one], dtype=torch.int32)
-    prefix_lens = torch.tensor(case.prefix_lens, dtype=torch.int32)
-    return [q, *stored, parents, prefix_lens, 1.0 / math.sqrt(case.head_dim)], extra
 
 
 def on_device(given: list[Any], extra: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -152,18 +83,6 @@ def on_device(given: list[Any], extra: dict[str, Any]) -> tuple[list[Any], dict[
 
 def _there(one: Any) -> Any:
     return one.to(DEVICE) if isinstance(one, Tensor) else one
-
-
-def _stored(rows: Tensor, codes: str, dtype: torch.dtype, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows float64 [.., Hkv, D] as they are cached, and scales [.., Hkv]; NaN rows have NaN scales."""
-    if not codes:
-        return rows.to(dtype), torch.empty(0)
-    largest = 127.0 if codes == "int8" else 448.0
-    scales = (rows.abs().amax(dim=-1) / largest).to(wide)
-    scaled = rows / scales.double()[..., None]
-    if codes == "int8":
-        return scaled.nan_to_num(nan=99.0).round().to(torch.int8), scales
-    return scaled.to(torch.float32).to(torch.float8_e4m3fn), scales
 
 
 @dataclass(frozen=True)

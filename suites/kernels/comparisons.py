@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench.compare import exact_bound, max_error, measured_bound, rms_error, scale_of
+from specbench.cases import AttentionCase
+from specbench.checks.attention import Difference, arguments, difference, eager
 from specbench.kernels.tree_mask import unpack_mask
 from specbench.reference import attention as twin
 from specbench.reference.attention import ancestors
@@ -19,60 +19,31 @@ from specbench.reference.drafters import scored
 from specbench.reference.verify import RULES, CoinChance, greedy_walk, rule_for
 from specbench.suites.kernels import DEVICE
 from specbench.suites.kernels.cases import (
-    AttentionCase,
     CommitCase,
     GreedyCase,
     GrowthCase,
     SampleCase,
     TopkCase,
-    arguments,
+    attention_case,
     buffers_of,
     on_device,
 )
 from specbench.tree import DraftTree
-from specbench.types import DTYPES
 
 Attention = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """what: "out" or "lse". error, bound: of the same kind (see `compare`)."""
-
-    what: str
-    error: float
-    bound: float
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.what} is off by {self.error:.2g}, must be within {self.bound:.2g} ({self.source})"
 
 
 def attention_differences(case: AttentionCase, attention: Attention) -> list[Difference]:
     """What of a kernel's answer is beyond its bound. attention: (*positional, case, **keyword) -> out and lse."""
     positional, keyword = arguments(case)
     tensors, extra = on_device(positional, keyword)
-    out, lse = attention(*tensors, case, **extra)
-    right_out, right_lse = twin.tree_attention(*positional, **keyword)
-    found = []
-    dtype = DTYPES[case.dtype]
-    eager = None if dtype == torch.float64 else twin.tree_attention(*positional, **keyword, dtype=dtype)
-    for idx, (what, mine, right) in enumerate((("out", out.cpu(), right_out), ("lse", lse.cpu(), right_lse))):
-        if not torch.equal(mine.isneginf(), right.isneginf()):
-            found.append(Difference(what, float("inf"), 0.0, "-inf where a row sees nothing, and there alone"))
-            continue
-        if eager is None:
-            bound = exact_bound(scale_of(right))
-            error = max_error(mine, right)
-        else:
-            plain = rms_error(eager[idx], right)
-            # Queries, keys and values are of order one: a result that happens to be small is a difference of such.
-            scale = max(1.0, scale_of(right))
-            bound = measured_bound(plain, scale, dtype if what == "out" else torch.float32, pooled=True)
-            error = rms_error(mine, right)
-        if not error <= bound.value:
-            found.append(Difference(what, error, bound.value, bound.source))
-    return found
+    answer = attention(*tensors, case, **extra)
+    right = twin.tree_attention(*positional, **keyword)
+    plain = eager(case, positional, keyword) or (None, None)
+    found = [
+        difference(case, what, answer[idx].cpu(), right[idx], plain[idx]) for idx, what in enumerate(("out", "lse"))
+    ]
+    return [one for one in found if not one.error <= one.bound.value]
 
 
 def asked_of(attention: Attention) -> Attention:
@@ -89,7 +60,7 @@ def asked_of(attention: Attention) -> Attention:
 
 def finds_far_pages(attention: Attention) -> bool:
     """Whether pages are found that lie 2^31 numbers and more apart, so that offsets do not fit into 32 bits."""
-    case = AttentionCase(((-1, 0, 1, 2),), (9,), dtype="fp16", page=4, head_dim=16)
+    case = attention_case([(-1, 0, 1, 2)], [9], dtype="fp16", page=4, head_dim=16)
     (q, k, *others), keyword = on_device(*arguments(case))
     step, num_pages = 2**29, k.shape[0]
     far = torch.empty_strided((num_pages, *k.shape[1:]), (step, *k.stride()[1:]), dtype=k.dtype, device=k.device)

@@ -18,14 +18,7 @@ import torch
 from specbench.kernels import commit_kv, draft_topk, round, tree_attention, tree_mask, verify_greedy, verify_sample
 from specbench.kernels.faults.bank import FAULTS
 from specbench.kernels.faults.fault import planted
-from specbench.suites.kernels.cases import (
-    AttentionCase,
-    CommitCase,
-    GreedyCase,
-    GrowthCase,
-    SampleCase,
-    TopkCase,
-)
+from specbench.suites.kernels.cases import CommitCase, GreedyCase, GrowthCase, SampleCase, TopkCase, attention_case
 from specbench.suites.kernels.comparisons import (
     asked_of,
     attention_differences,
@@ -49,15 +42,15 @@ STAR = (-1, 0, 0, 0, 0)
 COPIES = (-1, 0, 0, 2, 2, 4)  # of one token: the first child of the root has no child
 WIDE = (-1, *(max(0, node - 3) for node in range(1, 70)))
 ATTENTION = [
-    AttentionCase((TREE, SECOND), (7, 66), num_key_heads=2, group=2, num_splits=2),
-    AttentionCase((WIDE,), (3,), num_key_heads=1, group=1),
-    AttentionCase((TREE, SECOND), (67, 2), group=2, page=3, window=4, num_splits=2),
-    AttentionCase((TREE,), (130,), window=66, num_splits=3, seed=3),
-    AttentionCase((TREE, (*SECOND, UNUSED)), (9, 5), num_key_heads=2, group=2, alibi=True, soft_cap=1.5, page=16),
-    AttentionCase((TREE,), (70,), num_key_heads=2, codes="int8", page=1),
-    AttentionCase((TREE,), (70,), num_key_heads=2, codes="fp8"),
-    AttentionCase((TREE,), (70,), dtype="fp32"),
-    AttentionCase((TREE, SECOND), (70, 2), window=5, num_splits=0),
+    attention_case([TREE, SECOND], [7, 66], num_key_heads=2, group=2, num_splits=2),
+    attention_case([WIDE], [3], num_key_heads=1, group=1),
+    attention_case([TREE, SECOND], [67, 2], group=2, page=3, window=4, num_splits=2),
+    attention_case([TREE], [130], window=66, num_splits=3, seed=3),
+    attention_case([TREE, (*SECOND, UNUSED)], [9, 5], num_key_heads=2, group=2, alibi=1, soft_cap=150, page=16),
+    attention_case([TREE], [70], num_key_heads=2, codes="int8", page=1),
+    attention_case([TREE], [70], num_key_heads=2, codes="fp8"),
+    attention_case([TREE], [70], dtype="fp32"),
+    attention_case([TREE, SECOND], [70, 2], window=5, num_splits=0),
 ]
 MASKS = [[TREE, SECOND], [WIDE], [(-1, 3, 0, 2), (-1, UNUSED, 0)]]
 GREEDY = [

@@ -10,10 +10,12 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
+from specbench.cases import AttentionCase
+from specbench.checks.attention import arguments
 from specbench.kernels import tree_attention as module
 from specbench.kernels.tree_attention import Plan, plan, tree_attention
 from specbench.suites.kernels import DEVICE
-from specbench.suites.kernels.cases import AttentionCase, arguments, attention_cases, on_device
+from specbench.suites.kernels.cases import attention_case, attention_cases, on_device
 from specbench.suites.kernels.comparisons import asked_of, attention_differences, decodes_fp8, finds_far_pages
 from specbench.suites.kernels.drawing import drawn
 
@@ -33,7 +35,7 @@ CHAIN = (-1, 0, 1, 2)
 def test_large_trees(num_nodes: int) -> None:
     """Words of the mask beyond the first, rows beyond the first block. Every 7th node hangs on the root."""
     parents = (-1, *(0 if node % 7 == 0 else node // 2 for node in range(1, num_nodes)))
-    case = AttentionCase((parents,), (65,), num_key_heads=1, group=1, head_dim=8, page=16, window=70)
+    case = attention_case([parents], [65], num_key_heads=1, group=1, head_dim=8, page=16, window=70)
     assert not attention_differences(case, kernel)
 
 
@@ -41,7 +43,7 @@ def test_large_trees(num_nodes: int) -> None:
 @pytest.mark.parametrize("num_splits", [1, 4, 9])
 def test_any_number_of_splits_is_merged(prefix_len: int, num_splits: int) -> None:
     """More splits than blocks leave some of them empty."""
-    case = AttentionCase((CHAIN, (-1, 0, 0)), (prefix_len, 3), num_key_heads=2, group=2, num_splits=num_splits)
+    case = attention_case([CHAIN, (-1, 0, 0)], [prefix_len, 3], num_key_heads=2, group=2, num_splits=num_splits)
     assert not attention_differences(case, kernel)
 
 
@@ -52,7 +54,7 @@ def test_a_gpus_pieces_give_the_same(monkeypatch: pytest.MonkeyPatch, dtype: str
     """Where there is no GPU its blocks are asked for all the same: smaller ones, and more splits."""
     monkeypatch.setattr(module, "_num_processors", lambda device: 132)
     tree = (-1, *(node // 2 for node in range(32)))
-    case = AttentionCase((tree, CHAIN), (600, 65), group=4, head_dim=head_dim, dtype=dtype, page=16)
+    case = attention_case([tree, CHAIN], [600, 65], group=4, head_dim=head_dim, dtype=dtype, page=16)
 
     def as_launched(*positional: Any, **keyword: Any) -> Any:
         *tensors, one = positional
@@ -83,7 +85,7 @@ def test_a_launch_is_cut_to_fill_the_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("num_splits", [0, 1, 2])
 def test_rows_may_see_their_prefix_alone(num_splits: int) -> None:
-    positional, keyword = on_device(*arguments(AttentionCase((CHAIN, (-1, 0)), (70, 3), group=2)))
+    positional, keyword = on_device(*arguments(attention_case([CHAIN, (-1, 0)], [70, 3], group=2)))
     q, k, v, _, lens, scale = positional
     out, lse = tree_attention(*positional, max_nodes=4, num_splits=num_splits, prefix_only=True, **keyword)
     for sequence, rows in enumerate((slice(0, 4), slice(4, 6))):
@@ -94,7 +96,7 @@ def test_rows_may_see_their_prefix_alone(num_splits: int) -> None:
 
 
 def test_a_row_without_a_node_gets_zeros_and_minus_infinity() -> None:
-    case = AttentionCase(((-1, 0, -2, 0, -2),), (5,), group=2)
+    case = attention_case([(-1, 0, -2, 0, -2)], [5], group=2)
     positional, keyword = on_device(*arguments(case))
     out, lse = kernel(*positional, case, **keyword)
     assert torch.equal(out[[2, 4]], torch.zeros_like(out[[2, 4]]))
@@ -104,7 +106,7 @@ def test_a_row_without_a_node_gets_zeros_and_minus_infinity() -> None:
 
 def test_large_scores_neither_overflow_nor_vanish() -> None:
     """Scores of +-4,000: exponentials of the numbers themselves would be inf and 0."""
-    case = AttentionCase((CHAIN,), (70,), dtype="fp32", num_splits=2)
+    case = attention_case([CHAIN], [70], dtype="fp32", num_splits=2)
     positional, keyword = on_device(*arguments(case))
     positional[0] *= 4000.0
     out, lse = kernel(*positional, case, **keyword)
@@ -117,7 +119,7 @@ def test_a_page_far_out_in_memory_is_found() -> None:
 
 def test_a_small_lse_is_measured_by_the_scores_that_it_is_the_difference_of() -> None:
     """One row, whose lse is its score, 0.04 of products of order one: measured by 0.04 a right kernel was accused."""
-    case = AttentionCase(((-1,),), (0,), head_dim=128, dtype="fp32", seed=30)
+    case = attention_case([(-1,)], [0], head_dim=128, dtype="fp32", seed=30)
     assert not attention_differences(case, kernel)
 
 
