@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specbench.cases import AttentionCase
 from specbench.checks.attention import Difference, arguments, difference, eager
+from specbench.compare import exact_bound, max_error, measured_bound, rms_error, scale_of
 from specbench.kernels.tree_mask import unpack_mask
 from specbench.reference import attention as twin
 from specbench.reference.attention import ancestors
@@ -29,6 +30,7 @@ from specbench.suites.kernels.cases import (
     on_device,
 )
 from specbench.tree import DraftTree
+from specbench.types import DTYPES
 
 Attention = Callable[..., Any]
 
@@ -200,12 +202,12 @@ def topk_differences(draft_topk: Callable[..., Any], case: TopkCase) -> list[str
     is_token = right.isfinite()
     bound, error = exact_bound(scale_of(right)), max_error(log_probs, right)
     if wide != torch.float64:
-        eager = logits.to(wide).log_softmax(-1).gather(1, right_tokens.clamp(min=0))
-        plain = rms_error(eager[is_token], right[is_token])
+        eagerly = logits.to(wide).log_softmax(-1).gather(1, right_tokens.clamp(min=0))
+        plain = rms_error(eagerly[is_token], right[is_token])
         # Logits are of order one, as is what is left of a sum when most of it is gone.
         bound = measured_bound(plain, max(1.0, scale_of(right)), wide, pooled=True)
         error = rms_error(log_probs[is_token], right[is_token])
-    return [] if error <= bound.value else [str(Difference("log_probs", error, bound.value, bound.source))]
+    return [] if error <= bound.value else [f"log_probs are off by {error:.2g}, must be within {bound}"]
 
 
 def tells_no_law(draft_topk: Callable[..., Any]) -> bool:
