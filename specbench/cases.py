@@ -21,6 +21,7 @@ NUM_FLAVOURS = 4  # of logits in a walk case
 MAX_REPLAY_CHARS = 1_000_000
 MAX_LAW_VOCAB, MAX_LAW_NODES = 6, 8  # of a `LawCase`
 MAX_HEADS, MAX_HEAD_DIM, MAX_PAGE = 64, 512, 1_024  # of an `AttentionCase`
+MAX_FAR_ROWS = 80  # of one whose rows lie far apart: 5 GB of addresses in half precision, which nobody touches
 CODES = ("int8", "fp8")  # how its keys and values may be cached
 OWN_DRAFTERS = ("own_0", "own_1", "own_2", "own_3")  # the target's own, in the order of its `self_drafters`
 DRAFTERS = (
@@ -381,7 +382,7 @@ class AttentionCase(Case):
     trees: parents, one tree a sequence, `UNUSED` for a row without a node. dtype: of queries, keys and values. page:
     rows a page, 0 for contiguous. codes: "", or how keys and values are cached, one of `CODES`. window: 0 for none.
     soft_cap: in hundredths, 0 for none. alibi: 1 with slopes. strided: 1 where heads lie outside of rows in memory,
-    2 where rows lie 2^28 numbers apart. num_splits: of the prefix, for kernels that take it. dead: what stands in rows
+    2 where rows lie 2^25 numbers apart. num_splits: of the prefix, for kernels that take it. dead: what stands in rows
     that nobody may read, 0 large numbers, 1 NaN.
     """
 
@@ -424,7 +425,7 @@ class AttentionCase(Case):
         if self.alibi:
             parts.append("ALiBi")
         if self.strided:
-            parts.append("rows 2^28 numbers apart" if self.strided == 2 else "heads outside of rows")
+            parts.append("rows 2^25 numbers apart" if self.strided == 2 else "heads outside of rows")
         if self.num_splits > 1:
             parts.append(f"{self.num_splits} splits")
         if self.dead:
@@ -723,6 +724,13 @@ def _check_attention(case: AttentionCase) -> None:
     for name, value, known in (("dtype", case.dtype, tuple(DTYPES)), ("codes", case.codes, ("", *CODES))):
         if value not in known:
             raise ValueError(f"replay string: {name} = {value!r} must be one of {', '.join(filter(None, known))}")
+    num_rows = max(case.prefix_lens) + max(map(len, case.trees))
+    if case.strided == 2 and (
+        DTYPES[case.dtype].itemsize > 2 or case.page or len(case.trees) > 1 or num_rows > MAX_FAR_ROWS
+    ):
+        raise ValueError(
+            f"replay string: strided = 2 must have bf16 or fp16, one tree, no pages and at most {MAX_FAR_ROWS} rows"
+        )
 
 
 def _check_path(parents: tuple[int, ...], node: int) -> None:

@@ -236,8 +236,8 @@ def kernel_cases(claim: str, subject: Subject) -> list[Case]:
     usual = [one for one in cases if not one.options]
     if claim == "attention.strides":
         cases = [replace(one, strided=1) for one in usual[2:4]]
-        if bank.dtype.itemsize == 2:  # rows so far apart take 64 times the memory of a wider dtype's, though untouched
-            cases.append(replace(usual[2], strided=2))
+        if bank.dtype.itemsize == 2:  # of a wider dtype such rows would take more addresses than many machines give
+            cases.append(replace(usual[3], strided=2))
     elif claim == "attention.dead_memory":
         cases = [replace(one, dead=1) for one in cases if set(one.options) <= {"cu_nodes", "page_table", "k_scale"}]
     elif claim != "attention.lse":

@@ -81,8 +81,6 @@ CLAIM_OF = {
 class KernelBank(Bank):
     """share_of_examples: the first dtype is asked the most."""
 
-    cache_kinds = ("contiguous",)
-
     def __init__(self, label: str, limits: Limits, *, device: str) -> None:
         super().__init__(f"{KERNEL_COLUMN}{label}", DTYPES[label], num_models=1)
         self.label = label

@@ -161,7 +161,7 @@ class Kernel:
         self.attention = function
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["attention"], name)
+        return getattr(vars(self).get("attention"), name)
 
 
 COMMAND_PREFIX = "cmd:"

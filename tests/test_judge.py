@@ -224,7 +224,7 @@ REPLAYS = {
     "tree.mask@own@Tree": (
         "replay string names the case kind 'Tree': "
         "expected one of TreeCase, PerturbedCase, ChunkCase, LongCase, CommitCase, WalkCase, GenerationCase, StopCase, "
-        "ProcessorCase, MachineCase, DrafterCase, BatchCase, WalkBatchCase, LawCase, SampledCase"
+        "ProcessorCase, MachineCase, DrafterCase, BatchCase, WalkBatchCase, LawCase, SampledCase, AttentionCase"
     ),
 }
 

@@ -356,6 +356,7 @@ BAD_WORDS = {
     "trees=-1.-2.1": "trees holds [-1, -2, 1], where node 2 hangs on an unused row",
     "prefix_lens=1.2": "1 trees and 2 prefix_lens must be as many",
     "dtype=fp8": "dtype = 'fp8' must be one of fp64, fp32, bf16, fp16",
+    "strided=2": "strided = 2 must have bf16 or fp16, one tree, no pages and at most 80 rows",
     "head_dim=0": "head_dim = 0 must be >= 1 and < 513 (see specbench.cases.AttentionCase)",
 }
 
