@@ -283,8 +283,8 @@ def _looping(study: Study) -> Section | None:
         "Does the output repeat itself?",
         finding,
         (
-            "looping: share of the tokens that go on a block of up to 32 tokens which was said at least twice right "
-            f"before, of {study.baseline}'s outputs, each prompt once.",
+            "looping: share of the tokens in a stretch of 16 or more that says a block of up to 64 tokens three times "
+            f"or more without a break, of {study.baseline}'s outputs, each prompt once.",
         ),
         (drawn("Looping share by category", figures.looping, table),),
     )

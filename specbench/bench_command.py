@@ -17,7 +17,7 @@ from specbench import models
 from specbench.bench.rows import RowFile, Run, Setting, header_of, read
 from specbench.engines import Missing
 
-ROWS, SUMMARY, PAGE = "rows.jsonl", "summary.json", "summary.md"
+ROWS, SUMMARY, PAGE, REPORT = "rows.jsonl", "summary.json", "summary.md", "report"
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17)  # rows of a forward whose cost is measured
 COST_CONTEXT, COST_REPETITIONS = 128, 7
 
@@ -56,11 +56,14 @@ def add_options(one: argparse.ArgumentParser, count: Callable[[str], int]) -> No
     )
     one.add_argument("--layout", choices=("tree_mask", "path_batch"), default="tree_mask", help="of our trees")
     one.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
+    one.add_argument("--workload", default="specbench", metavar="NAME", help="as for workload (default: ours)")
     one.add_argument("--prompts", type=count, metavar="N", help="of each category (default: the preset's)")
     one.add_argument("--max-new-tokens", type=count, metavar="N", help="default: the preset's")
     one.add_argument("--repetitions", type=count, metavar="N", help="default: the preset's")
     one.add_argument("--no-memory", action="store_true", help="start no processes that measure peak memory")
-    one.add_argument("--out", type=Path, default=Path("bench"), metavar="DIR", help=f"{ROWS}, {SUMMARY}, {PAGE}")
+    one.add_argument(
+        "--out", type=Path, default=Path("bench"), metavar="DIR", help=f"{ROWS}, {SUMMARY}, {PAGE}, {REPORT}/"
+    )
     one.add_argument("--resume", action="store_true", help=f"go on with the rows that {ROWS} has")
 
 
@@ -130,7 +133,7 @@ def _bench(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     preset, has_plain = PRESETS[args.preset], callable(getattr(adapter, "with_drafter", None))
     settings = settings_of(args, has_target=adapter is not None, has_plain_target=has_plain)
-    items, ends = _items(model.path, args.prompts or preset.num_each)
+    items, ends = _items(model.path, args.workload, args.prompts or preset.num_each)
     num_new = args.max_new_tokens or preset.max_new_tokens
     sides = Sides(
         model.path,
@@ -190,20 +193,20 @@ def _target(name: str | None) -> Any:
     return adapter
 
 
-def _items(folder: str, num_each: int) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-    """The first shipped prompts of each category in the model's tokens, and its end tokens."""
+def _items(folder: str, workload: str, num_each: int) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """So many prompts of each category of a workload, their first turns, in the model's tokens, and its end tokens."""
     from transformers import AutoTokenizer
 
     from specbench.bench.loop import Item
-    from specbench.prompts import encode, load_prompts
+    from specbench.workloads.chat import encode
+    from specbench.workloads.load import load
+    from specbench.workloads.workload import sample
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    prompts = load_prompts()
-    chosen = [
-        one
-        for category in dict.fromkeys(each.category for each in prompts)
-        for one in [each for each in prompts if each.category == category][:num_each]
-    ]
+    found = load(workload)
+    for note in found.notes:
+        print(f"specbench: {note}", file=sys.stderr)
+    chosen = sample(found, num_each).prompts
     ends = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
     return tuple(Item(one.id, one.category, tuple(encode(one, tokenizer))) for one in chosen), ends
 
@@ -216,7 +219,7 @@ def _command(args: argparse.Namespace) -> str:
             words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     if args.drafters:
         words += ["--drafters", ",".join(":".join(map(str, one)) for one in args.drafters)]
-    given = {"dtype": "bf16", "device": "cpu", "layout": "tree_mask", "temperature": 0.0}
+    given = {"workload": "specbench", "dtype": "bf16", "device": "cpu", "layout": "tree_mask", "temperature": 0.0}
     for name, default in given.items():
         if getattr(args, name) != default:
             words += [f"--{name}", str(getattr(args, name))]
@@ -300,13 +303,15 @@ def _memory(args: argparse.Namespace, plan: Any, folder: str, file: RowFile, pro
 
 def _tell(run: Run, folder: Path) -> None:
     from specbench.bench.summary import markdown, summary_of
+    from specbench.reports.report import write
 
     summary = summary_of(run)
     text = markdown(summary)
     (folder / SUMMARY).write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     (folder / PAGE).write_text(text, encoding="utf-8")
     print(text.partition("\n## Definitions")[0])
-    print(f"rows, summary and page: {folder}{os.sep}{ROWS}, {SUMMARY}, {PAGE}")
+    print(f"rows and summary: {folder}{os.sep}{ROWS}, {SUMMARY}, {PAGE}")
+    print(f"page: {write([folder], folder / REPORT)}")
 
 
 class Progress:

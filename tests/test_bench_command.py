@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model has no tokenizer."""
-    monkeypatch.setattr(bench_command, "_items", lambda folder, num_each: (ITEMS, ()))
+    monkeypatch.setattr(bench_command, "_items", lambda folder, workload, num_each: (ITEMS, ()))
 
 
 def bench(folder: Path, out: Path, *words: str) -> int:
@@ -48,7 +48,7 @@ def bench(folder: Path, out: Path, *words: str) -> int:
 def done(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("done")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench_command, "_items", lambda folder, num_each: (ITEMS, ()))
+        patch.setattr(bench_command, "_items", lambda folder, workload, num_each: (ITEMS, ()))
         assert bench(folder, out) == 0
     return out
 

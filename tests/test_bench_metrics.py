@@ -19,7 +19,6 @@ from specbench.bench.metrics import (
     breakdown_of,
     by_depth,
     geometric_interval,
-    looping_share,
     speedup_of,
 )
 
@@ -167,22 +166,6 @@ def test_host_time_is_what_no_step_accounts_for() -> None:
     found = breakdown_of(phases)
     assert found == Breakdown(2.0, 10.0, 1.0, 1.0)
     assert (found.total, found.share("verify")) == (14.0, 10 / 14)
-
-
-@pytest.mark.parametrize(
-    ("text", "share"),
-    [
-        ("", 0.0),
-        ("abcdefgh", 0.0),
-        ("abab", 0.0),  # two copies may be chance
-        ("ababab", 2 / 6),  # the third copy loops
-        ("aaaaa", 3 / 5),
-        ("xyabcabcabcabcz", 6 / 15),
-        ("the cat the dog the cow", 0.0),
-    ],
-)
-def test_the_looping_share_counts_third_copies(text: str, share: float) -> None:
-    assert looping_share([ord(one) for one in text]) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("module", ["metrics", "rows"])

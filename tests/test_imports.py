@@ -84,13 +84,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("specbench.control_run", "specbench.drafters", "specbench.fault_run", "specbench.soak", "specbench.worker"),
     ("specbench.bench",),
     (
-        "specbench.bench_command",
         "specbench.engine_command",
         "specbench.fault_report",
         "specbench.isolation",
         "specbench.reports",
         "specbench.server_command",
     ),
+    ("specbench.bench_command",),
     ("specbench.cli", "specbench.plugin", "specbench.suites"),
 )
 PACKAGES = tuple(

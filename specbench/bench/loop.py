@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench.bench.metrics import looping_share
 from specbench.bench.rows import Row, RowFile, Setting, key_of
 from specbench.bench.sides import Side
 from specbench.types import Stop
+from specbench.workloads.loops import loop_share
 
 WARM_UP = 8  # tokens
 FEWEST = 4  # tokens of an answer that is worth a timing
@@ -137,7 +137,7 @@ def measure(
             category=item.category,
             repetition=repetition,
             num_prompt=len(item.tokens),
-            looping=looping_share(answer.tokens),
+            looping=loop_share(answer.tokens),
             load=load,
             **vars(answer),
         )

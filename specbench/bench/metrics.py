@@ -25,8 +25,6 @@ from statistics import median
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 10_000
-LONGEST_LOOP = 32  # tokens of a block that is said again and again
-COPIES = 3  # of a block, the third of which loops
 
 
 @dataclass(frozen=True)
@@ -246,15 +244,3 @@ def breakdown_of(phases: Iterable[Mapping[str, float]]) -> Breakdown:
             sums[name] += one[name]
     told = sums["draft"] + sums["verify"] + sums["commit"]
     return Breakdown(sums["draft"], sums["verify"], sums["commit"], sums["decode"] - told)
-
-
-def looping_share(tokens: Sequence[int]) -> float:
-    """Tokens of the third and later copies of a block of up to LONGEST_LOOP tokens, said one behind the other."""
-    loops = [False] * len(tokens)
-    for period in range(1, min(LONGEST_LOOP, len(tokens) // COPIES) + 1):
-        run = 0  # how many tokens up to here equal the one a period before
-        for at in range(period, len(tokens)):
-            run = run + 1 if tokens[at] == tokens[at - period] else 0
-            if run > (COPIES - 2) * period:
-                loops[at] = True
-    return sum(loops) / len(tokens) if tokens else 0.0
