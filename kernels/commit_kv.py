@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.kernels.launch import check_runs, check_same_device, check_shape, next_power_of_2
+from specbench.kernels.launch import check_indices, check_runs, check_same_device, check_shape, next_power_of_2
 
 MAX_TILE = 8192  # entries that a program holds at once
 
@@ -27,6 +27,7 @@ def commit_kv_kernel(
     path,
     num_accepted,
     page_table,
+    max_depth,
     path_stride,
     table_stride,
     page_stride,
@@ -43,7 +44,7 @@ def commit_kv_kernel(
     sequence = tl.program_id(0).to(tl.int64)
     base = tl.load(pointers + tl.program_id(1)).to(tl.pointer_type(ELEMENT))
     prefix_len = tl.load(prefix_lens + sequence).to(tl.int64)
-    num_moved = tl.load(num_accepted + sequence)
+    num_moved = tl.minimum(tl.load(num_accepted + sequence), max_depth)
     step = tl.arange(0, MAX_PATH)
     is_moved = step < num_moved
     node = tl.load(path + sequence * path_stride + step, mask=is_moved, other=0).to(tl.int64)
@@ -102,6 +103,7 @@ def commit_kv(
             )
     if first.dim() not in (3, 4):
         raise ValueError(f"{name}: buffers have {first.dim()} dimensions, must have 4 (rows) or 3 (scales)")
+    check_shape(name, "path", path, (None, None))
     num_sequences, max_depth = path.shape
     if page_table is None:
         check_shape(name, "buffers[0]", first, (num_sequences, *first.shape[1:]))
@@ -109,6 +111,7 @@ def commit_kv(
         check_shape(name, "page_table", page_table, (num_sequences, None))
     check_shape(name, "prefix_lens", prefix_lens, (num_sequences,))
     check_shape(name, "num_accepted", num_accepted, (num_sequences,))
+    check_indices(name, prefix_lens=prefix_lens, num_accepted=num_accepted, path=path, page_table=page_table)
     width = first.shape[3] if first.dim() == 4 else 1
     if width > 1 and first.stride(3) != 1:
         raise ValueError(f"{name}: buffers have stride {first.stride(3)} in their last dimension, must be 1")
@@ -127,6 +130,7 @@ def commit_kv(
         path,
         num_accepted,
         path if page_table is None else page_table,
+        max_depth,
         path.stride(0),
         0 if page_table is None else page_table.stride(0),
         *first.stride()[:3],

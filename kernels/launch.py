@@ -50,6 +50,22 @@ def check_rows_are_dense(kernel: str, name: str, tensor: Tensor) -> None:
         raise ValueError(f"{kernel}: {name} has stride {tensor.stride(-1)} in its last dimension, must be 1")
 
 
+def check_indices(kernel: str, **tensors: Tensor | None) -> None:
+    """ValueError unless vectors that a kernel walks through are dense: a column of a table is not."""
+    for name, one in tensors.items():
+        if one is not None:
+            check_rows_are_dense(kernel, name, one)
+
+
+def check_num_rows(kernel: str, num_rows: int, num_sequences: int, max_nodes: int) -> None:
+    """ValueError where so many rows cannot be those of trees of `max_nodes` at most: no value is read for that."""
+    if num_rows > num_sequences * max_nodes:
+        raise ValueError(
+            f"{kernel}: {num_rows} rows of {num_sequences} trees are more than max_nodes = {max_nodes} each, must be "
+            "no more than the largest tree has"
+        )
+
+
 def check_same_device(kernel: str, **tensors: Tensor | None) -> None:
     """ValueError when tensors lie on several devices."""
     devices = {name: one.device for name, one in tensors.items() if one is not None}

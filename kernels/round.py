@@ -48,9 +48,9 @@ class Round:
     """Sequences, their caches and their trees. Read and written between rounds:
 
     tokens: int64 [B, N], parents: int32 [B, N], the trees, N = max_nodes; node 0 is the root, set by the round before;
-    rows that are not used have the parent UNUSED. temperatures: float64 [B], 0 for all or for none; uniforms: float64
-    [B, N]; both for `sampled` rounds. emitted: int64 [B, max_depth + 1], the accepted tokens and the bonus token, -1
-    behind them. num_accepted: int32 [B]. prefix_lens: int32 [B].
+    rows that are not used have the parent UNUSED. temperatures: float64 [B], above 0, 1 at first; uniforms: float64
+    [B, N], new ones for every round; both for `sampled` rounds. emitted: int64 [B, max_depth + 1], the accepted tokens
+    and the bonus token, -1 behind them. num_accepted: int32 [B]. prefix_lens: int32 [B].
 
     capacity: rows a sequence, of which the last N are for its tree. page: rows a page; 0 for one piece a sequence.
     page_table: int32 [B, capacity / page], the pages of each sequence, in order where not given.
@@ -70,6 +70,8 @@ class Round:
     ) -> None:
         if not 1 <= max_nodes < capacity:
             raise ValueError(f"max_nodes = {max_nodes} must be at least 1 and below capacity = {capacity}")
+        if not hasattr(model, "rows"):
+            raise CannotRun(f"a round cannot run a {type(model).__name__}: give it rows(tokens, position_ids, attend)")
         if page and capacity % page:
             raise ValueError(f"capacity = {capacity} must be a multiple of page = {page}")
         spec = model.cache_spec
@@ -92,7 +94,8 @@ class Round:
         if page:
             in_order = torch.arange(first[0], dtype=torch.int32, device=device).view(num_sequences, num_pages)
             self._page_table = in_order if page_table is None else page_table.to(device, torch.int32).contiguous()
-            if self._page_table.shape != in_order.shape or self._page_table.unique().numel() != first[0]:
+            ordered = self._page_table.flatten().sort().values
+            if self._page_table.shape != in_order.shape or not torch.equal(ordered, in_order.flatten()):
                 raise ValueError(
                     f"page_table must hold each of the pages 0 to {first[0] - 1} once, as {in_order.shape}"
                 )
@@ -112,6 +115,7 @@ class Round:
         self._pointers = pointers_of(self._buffers)
         self._cu_nodes = torch.arange(num_sequences + 1, dtype=torch.int32, device=device) * max_nodes
         self._longest = 0  # what the host knows of prefix_lens: none is longer
+        self._is_prefilled = False
         self._graph: Any = None
 
     @torch.no_grad()
@@ -139,6 +143,7 @@ class Round:
             self.prefix_lens += torch.tensor(sizes, dtype=torch.int32, device=device)
         self.tokens[:, 0] = torch.tensor([prompt[-1] for prompt in prompts], dtype=torch.int64, device=device)
         self._longest = longest
+        self._is_prefilled = True
 
     def step(self) -> None:
         """One round, launch by launch."""
@@ -181,7 +186,10 @@ class Round:
         found = [row[: num + 1] for row, num in zip(emitted, num_accepted, strict=True)]
         for idx, row in enumerate(found):
             if row[-1] < 0:
-                raise ValueError(f"sequence {idx}: target logits hold NaN, so no token follows; look at the forward")
+                raise ValueError(
+                    f"sequence {idx}: no token follows: there was no round yet, its target logits hold NaN, or its "
+                    "temperature is not above 0"
+                )
         return found
 
     def kv(self, sequence: int, layer: int) -> tuple[Tensor, Tensor]:
@@ -261,5 +269,7 @@ class Round:
             )
 
     def _make_room(self) -> None:
+        if not self._is_prefilled:
+            raise ValueError("a round has no text to go on: call prefill(prompts) first")
         self._check_room(self._longest)
         self._longest += 1 + self._max_depth

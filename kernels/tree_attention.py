@@ -25,6 +25,8 @@ from torch import Tensor
 from specbench.kernels.launch import (
     INTERPRETED,
     TRITON_DTYPES,
+    check_indices,
+    check_num_rows,
     check_rows_are_dense,
     check_runs,
     check_same_device,
@@ -363,6 +365,12 @@ def tree_attention(
     where there is nothing to run on.
     """
     codes = _check(q, k, v, prefix_lens, cu_nodes, page_table, alibi_slopes, k_scale, v_scale)
+    check_num_rows("tree_attention", q.shape[0], prefix_lens.shape[0], max_nodes)
+    for option, given, least in (("window", window, 1), ("num_splits", num_splits, 0)):
+        if given is not None and (int(given) != given or given < least):
+            raise ValueError(f"tree_attention: {option} = {given} must be None or a whole number >= {least}")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"tree_attention: soft_cap = {soft_cap} must be None or > 0")
     if isinstance(parents, TreeMask):
         mask = parents
     else:
@@ -486,7 +494,9 @@ def _check(
     check_shape(name, "cu_nodes", cu_nodes, (num_sequences + 1,))
     if page_table is not None:
         check_shape(name, "page_table", page_table, (num_sequences, None))
-        check_rows_are_dense(name, "page_table", page_table)
+    check_indices(name, prefix_lens=prefix_lens, cu_nodes=cu_nodes, page_table=page_table, alibi_slopes=alibi_slopes)
+    if not k.shape[2]:
+        raise ValueError(f"{name}: k has no heads")
     if q.shape[1] % k.shape[2]:
         raise ValueError(f"{name}: q has {q.shape[1]} heads, must be a multiple of k's {k.shape[2]}")
     if q.shape[2] > WIDEST:

@@ -16,7 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.kernels.launch import check_runs, check_same_device, check_shape, next_power_of_2
+from specbench.kernels.launch import (
+    check_indices,
+    check_num_rows,
+    check_runs,
+    check_same_device,
+    check_shape,
+    next_power_of_2,
+)
 from specbench.tree import UNUSED
 
 BLOCK = 64
@@ -83,6 +90,8 @@ def tree_mask(parents: Tensor, prefix_lens: Tensor, *, cu_nodes: Tensor, max_nod
     num_trees = prefix_lens.shape[0]
     check_shape("tree_mask", "parents", parents, (None,))
     check_shape("tree_mask", "cu_nodes", cu_nodes, (num_trees + 1,))
+    check_indices("tree_mask", prefix_lens=prefix_lens, cu_nodes=cu_nodes)
+    check_num_rows("tree_mask", parents.shape[0], num_trees, max_nodes)
     num_rows, num_words = parents.shape[0], triton.cdiv(max_nodes, WORD_BITS)
     made = TreeMask(
         torch.empty(num_rows, num_words, dtype=torch.int64, device=parents.device),

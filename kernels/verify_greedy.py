@@ -157,6 +157,7 @@ def verify_greedy(logits: Tensor, tokens: Tensor, parents: Tensor, *, cu_nodes: 
     check_shape("verify_greedy", "logits", logits, (None, None))
     check_rows_are_dense("verify_greedy", "logits", logits)
     num_rows, vocab_size = logits.shape
+    check_rows_are_dense("verify_greedy", "cu_nodes", cu_nodes)
     for name, one in (("tokens", tokens), ("parents", parents)):
         check_shape("verify_greedy", name, one, (num_rows,))
         check_rows_are_dense("verify_greedy", name, one)

@@ -682,8 +682,8 @@ def own_draft_cases(draw: Draw, subject: Subject) -> DrafterCase:
     )
 
 
-KERNEL_PREFIXES = (0, 1, 2, 7, 63, 64, 65, 131)  # around blocks of keys
-KERNEL_SIZES = ((1, 2, 3, 5, 8, 9), (31, 33, 63, 64, 65, 70))  # nodes: usual, rare
+KERNEL_PREFIXES = (0, 1, 2, 7, 63, 64, 65, 131, 257, 1025)  # around blocks of keys
+KERNEL_SIZES = ((1, 2, 3, 5, 8, 9), (31, 33, 63, 64, 65, 70, 129))  # nodes: usual, rare
 WINDOWS = (1, 2, 5, 64, 66)
 
 
@@ -696,7 +696,7 @@ def attention_cases(draw: Draw, subject: Subject, claim: str) -> AttentionCase:
     known = [one for one in CLAIM_OF if not subject.missing([one])]
     earlier = known[: known.index(own)] if own in known else known[:-1] if claim == "attention.lse" else []
     asked = {own, *(one for one in earlier if draw(st.integers(0, 3), label=one) == 3)}
-    num_trees = draw(st.sampled_from((2, 3)), label="trees") if "cu_nodes" in asked else 1
+    num_trees = draw(st.sampled_from((2, 3, 5)), label="trees") if "cu_nodes" in asked else 1
     trees = [draw(kernel_trees()) for _ in range(num_trees)]
     if "any_order" in asked:
         trees = [scrambled(one, draw(st.permutations(range(1, len(one))), label="order")) for one in trees]

@@ -356,7 +356,9 @@ class Subject:
     ) -> Any:
         target = self.target
         if target.has_build:
-            wanted: dict[str, Any] = {"cache": case.cache, "layout": case.layout, "group": group}
+            # Claims that are not about caches name the usual kind, which a target need not have.
+            cache = case.cache if case.cache in self.cache_kinds else self.cache_kinds[0]
+            wanted: dict[str, Any] = {"cache": cache, "layout": case.layout, "group": group}
             if isinstance(case, BatchCase):
                 wanted["batch_layout"] = case.batch_layout
             accepted = inspect.signature(target.adapter.build).parameters

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +34,13 @@ class WrappedModel:
 
     def new_cache(self, kind: str = "contiguous") -> Cache:
         return self._model.new_cache(kind)
+
+    def with_attention(self, attention: Any) -> WrappedModel:
+        """The same wrapping over the model with another attention; AttributeError where the model takes none."""
+        inner: Any = self._model
+        twin = copy.copy(self)
+        twin._model = inner.with_attention(attention)
+        return twin
 
     def forward(self, flat: FlatTree, cache: Cache, *, taps: Taps | None = None) -> Tensor:
         return self._model.forward(flat, cache, taps=taps)

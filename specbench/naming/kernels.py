@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -110,11 +111,11 @@ def likely_fault(subject: Subject, claim: str, case: AttentionCase, more: Sequen
         num_wrong += asked.compared(what) is not None
         is_nan = is_nan or bool(asked.out.isnan().any())
         names = [name for name in names if _explains(name, what, asked)]
-    if claim == "attention.dead_memory":
+    if claim == "attention.dead_memory" and _is_right(subject, replace(case, dead=0), what):
         return (
             "rows behind the last one are read, be it to multiply them by zero: with finite numbers there all is well"
         )
-    if claim == "attention.strides":
+    if claim == "attention.strides" and _is_right(subject, replace(case, strided=0), what):
         return "strides are not looked at, or offsets are too narrow: side by side the same numbers come out right"
     if is_nan:
         return "NaN: 0 / 0 or exp(-inf + inf) where a row, or a stretch of keys, sees nothing, or memory never written"
@@ -124,6 +125,13 @@ def likely_fault(subject: Subject, claim: str, case: AttentionCase, more: Sequen
     rest = f"; as well: {', '.join(others[:2])}" if others else ""
     evidence = f"gives the kernel's own numbers on {num_cases} cases, {num_wrong} of them wrong"
     return f"{first}: {FAULTS[first]}: {evidence}{rest}"
+
+
+def _is_right(subject: Subject, case: AttentionCase, what: str) -> bool:
+    try:
+        return Asked(subject, case).compared(what) is None
+    except (Misbehaviour, NotTested):
+        return False
 
 
 def _explains(name: str, what: str, asked: Asked) -> bool:

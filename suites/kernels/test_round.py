@@ -67,7 +67,7 @@ def test_nan_is_told_when_a_round_is_read() -> None:
     one = Round(model, num_sequences=1, max_nodes=2, max_depth=1, capacity=8)
     one.prefill([[1, 2]])
     one.step()
-    with pytest.raises(ValueError, match="sequence 0: target logits hold NaN, so no token follows"):
+    with pytest.raises(ValueError, match="sequence 0: no token follows: there was no round yet, its target"):
         one.read()
 
 
@@ -99,6 +99,13 @@ def test_a_graph_without_a_gpu_is_refused() -> None:
 @pytest.mark.parametrize("page", [0, 4])
 def test_a_graphs_rounds_are_plain_decoding(page: int) -> None:
     assert rounds_rightly(Round, "grouped", page=page, captured=True)
+
+
+def test_a_round_without_a_text_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a round has no text to go on: call prefill\(prompts\) first"):
+        a_round().step()
+    with pytest.raises(CannotRun, match=r"a round cannot run a object: give it rows"):
+        Round(object(), num_sequences=1, max_nodes=1, max_depth=1, capacity=2)  # type: ignore[arg-type]
 
 
 def test_unused_rows_of_all_but_the_root_decode_plainly() -> None:

@@ -1,0 +1,72 @@
+"""What a launcher is given that cannot be right is refused: a kernel would read somewhere else, and say nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specbench.kernels.commit_kv import commit_kv
+from specbench.kernels.tree_attention import tree_attention
+from specbench.kernels.tree_mask import tree_mask
+from specbench.kernels.verify_greedy import verify_greedy
+from specbench.suites.kernels import DEVICE
+
+COLUMN = torch.tensor([[5, 9], [5, 9]], dtype=torch.int32, device=DEVICE)[:, 0]
+PARENTS = torch.tensor([-1, 0, -1, 0], dtype=torch.int32, device=DEVICE)
+CU_NODES = torch.tensor([0, 2, 4], dtype=torch.int32, device=DEVICE)
+LENS = torch.tensor([5, 5], dtype=torch.int32, device=DEVICE)
+STRIDE = "has stride 2 in its last dimension, must be 1"
+
+
+def attend(**named: Any) -> None:
+    q, k = torch.zeros(4, 1, 8, device=DEVICE), torch.zeros(2, 9, 1, 8, device=DEVICE)
+    given = {"lens": LENS, "cu_nodes": CU_NODES, "max_nodes": 2} | named
+    tree_attention(q, k, k, PARENTS, given.pop("lens"), 1.0, **given)
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"lens": COLUMN}, f"tree_attention: prefix_lens {STRIDE}"),
+        ({"cu_nodes": torch.tensor([0, 9, 2, 9, 4, 9], dtype=torch.int32, device=DEVICE)[::2]}, f"cu_nodes {STRIDE}"),
+        ({"max_nodes": 1}, "tree_attention: 4 rows of 2 trees are more than max_nodes = 1 each"),
+        ({"window": 0}, "tree_attention: window = 0 must be None or a whole number >= 1"),
+        ({"window": 2.5}, "window = 2.5 must be None or a whole number"),
+        ({"num_splits": -1}, "num_splits = -1 must be None or a whole number >= 0"),
+        ({"soft_cap": 0.0}, "soft_cap = 0.0 must be None or > 0"),
+    ],
+)
+def test_attention_refuses(named: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        attend(**named)
+
+
+def test_slopes_that_are_one_number_spread_out_are_refused() -> None:
+    q, k = torch.zeros(4, 2, 8, device=DEVICE), torch.zeros(2, 9, 2, 8, device=DEVICE)
+    slopes = torch.tensor(0.5, device=DEVICE).expand(2)
+    with pytest.raises(ValueError, match="alibi_slopes has stride 0 in its last dimension, must be 1"):
+        tree_attention(q, k, k, PARENTS, LENS, 1.0, cu_nodes=CU_NODES, max_nodes=2, alibi_slopes=slopes)
+
+
+def test_masks_walks_and_commits_refuse_columns() -> None:
+    with pytest.raises(ValueError, match=f"tree_mask: prefix_lens {STRIDE}"):
+        tree_mask(PARENTS, COLUMN, cu_nodes=CU_NODES, max_nodes=2)
+    with pytest.raises(ValueError, match="tree_mask: 4 rows of 2 trees are more than max_nodes = 1 each"):
+        tree_mask(PARENTS, LENS, cu_nodes=CU_NODES, max_nodes=1)
+    wide = torch.tensor([0, 9, 2, 9, 4, 9], dtype=torch.int32, device=DEVICE)
+    with pytest.raises(ValueError, match=f"verify_greedy: cu_nodes {STRIDE}"):
+        verify_greedy(torch.zeros(4, 3, device=DEVICE), PARENTS, PARENTS, cu_nodes=wide[::2], max_depth=1)
+    buffers, path = [torch.zeros(2, 9, 1, 4, device=DEVICE)], torch.ones(2, 1, dtype=torch.int32, device=DEVICE)
+    for lens, accepted in ((COLUMN, LENS), (LENS, COLUMN)):
+        with pytest.raises(ValueError, match=STRIDE):
+            commit_kv(buffers, lens, path, accepted)
+
+
+def test_no_more_rows_are_moved_than_a_path_is_long() -> None:
+    """9 of a path of 2: the rows beyond the path were moved too."""
+    rows = torch.arange(12, dtype=torch.float32, device=DEVICE).view(1, 12, 1, 1)
+    lens, accepted = (torch.tensor([one], dtype=torch.int32, device=DEVICE) for one in (1, 9))
+    commit_kv([rows], lens, torch.tensor([[2, 4]], dtype=torch.int32, device=DEVICE), accepted)
+    assert rows.flatten().tolist() == [0, 1, 3, 5, 4, 5, 6, 7, 8, 9, 10, 11]
