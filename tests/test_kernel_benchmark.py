@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -446,7 +447,9 @@ def test_run_in_which_ours_is_wrong_is_not_good(bad: str) -> None:
 
 def pytest_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    # These tests may run in a worker of xdist, under which nothing is timed.
+    environment = {name: one for name, one in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="with a GPU the suite takes times: run it where there is none")

@@ -92,6 +92,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 
+RIGHT, WRONG, NOT_A_NUMBER = "right", "wrong", "not a number"
+
+
 def likely_fault(subject: Subject, claim: str, case: AttentionCase, more: Sequence[AttentionCase]) -> str:
     """The line `likely` of a failure. more: further cases of the claim."""
     what = "lse" if claim == "attention.lse" else "out"
@@ -111,11 +114,10 @@ def likely_fault(subject: Subject, claim: str, case: AttentionCase, more: Sequen
         num_wrong += asked.compared(what) is not None
         is_nan = is_nan or bool(asked.out.isnan().any())
         names = [name for name in names if _explains(name, what, asked)]
-    if claim == "attention.dead_memory" and _is_right(subject, replace(case, dead=0), what):
-        return (
-            "rows behind the last one are read, be it to multiply them by zero: with finite numbers there all is well"
-        )
-    if claim == "attention.strides" and _is_right(subject, replace(case, strided=0), what):
+    if claim == "attention.dead_memory" and (told := _on(subject, replace(case, dead=0), what)) != WRONG:
+        read = "rows behind the last one are read, be it to multiply them by zero"
+        return f"{read}: with finite numbers there all is well" if told == RIGHT else read
+    if claim == "attention.strides" and _on(subject, replace(case, strided=0), what) == RIGHT:
         return "strides are not looked at, or offsets are too narrow: side by side the same numbers come out right"
     if is_nan:
         return "NaN: 0 / 0 or exp(-inf + inf) where a row, or a stretch of keys, sees nothing, or memory never written"
@@ -127,11 +129,15 @@ def likely_fault(subject: Subject, claim: str, case: AttentionCase, more: Sequen
     return f"{first}: {FAULTS[first]}: {evidence}{rest}"
 
 
-def _is_right(subject: Subject, case: AttentionCase, what: str) -> bool:
+def _on(subject: Subject, case: AttentionCase, what: str) -> str:
+    """RIGHT, WRONG, or NOT_A_NUMBER on another case."""
     try:
-        return Asked(subject, case).compared(what) is None
+        asked = Asked(subject, case)
+        if asked.compared(what) is None:
+            return RIGHT
     except (Misbehaviour, NotTested):
-        return False
+        return WRONG
+    return NOT_A_NUMBER if bool(asked.out.isnan().any()) else WRONG
 
 
 def _explains(name: str, what: str, asked: Asked) -> bool:

@@ -34,7 +34,9 @@ from specbench.suites.kernels.attention import Attention
 from specbench.watchdog import Watchdog
 
 CAUGHT, LIMIT = 3, 120.0  # exit code, seconds
-OURS = [one.id for one in FAULTS.values() if one.kernel == "tree_attention"]
+# One pass is what our own launcher does where it is not told a number of splits, which claims do.
+NOT_REACHED = ("one_pass_without_the_tree",)
+OURS = [one.id for one in FAULTS.values() if one.kernel == "tree_attention" and one.id not in NOT_REACHED]
 CLAIM_IDS = [one.id for one in CLAIMS.values() if one.level == KERNEL_LEVEL]
 # The first claim that catches a fault, and how the fault is named where its formula is known.
 CAUGHT_BY = {
