@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from specbench.claims import CLAIMS
+from specbench.claims import DECODER_CLAIMS
 from specbench.fixed import fixed_cases, sweep_cases
 from specbench.judge import Failed, RunSession, Skipped, quiet_session
 from specbench.loading import load_target
@@ -178,7 +178,7 @@ def judge(task: Task) -> Outcome:
     """In a worker. Which cells make a part is drawn by the seed, so that a short run has some of every kind."""
     started, outcome = time.perf_counter(), Outcome()
     session = _session(task.target, task.seed)
-    cells = [(claim, subject) for subject in session.subjects for claim in CLAIMS]
+    cells = [(claim, subject) for subject in session.subjects for claim in DECODER_CLAIMS]
     random.Random(task.seed).shuffle(cells)
     for claim, subject in cells[task.part :: NUM_PARTS]:
         if outcome.num_cases >= task.max_cases:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from specbench import models
-from specbench.claims import CLAIMS
+from specbench.claims import CLAIMS, DECODER_CLAIMS
 from specbench.judge import Failed, Skipped, quiet_session
 from specbench.loading import Target
 from specbench.naming.evidence import Evidence
@@ -220,7 +220,7 @@ def _serve(connection: Connection, bank: str, seed: int) -> None:
 def judge_fault(fault: Fault, *, seed: int, bank: str = BANK) -> FaultResult:
     """Its own claim at standard; should that one not catch it, all others in their order, on the quick cases."""
     started = time.perf_counter()
-    others = [claim for claim in CLAIMS if claim != fault.claim]
+    others = [claim for claim in DECODER_CLAIMS if claim != fault.claim]
     remark, cases, seconds = "", 0, 0.0
     for profile, claims in ((PROFILE, [fault.claim]), (PROFILES["quick"], others)):
         stopwatch = _Stopwatch()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 
-from specbench.claims import CLAIMS
+from specbench.claims import DECODER_CLAIMS
 from specbench.judge import Failed, Skipped, quiet_session
 from specbench.loading import Target
 from specbench.profiles import PROFILES
@@ -24,7 +24,7 @@ def soak(target: Target, *, num_seeds: int, first_seed: int | None = None) -> in
         started, failures, verdicts = time.perf_counter(), 0, {"holds": 0, "noise": 0, "not tested": 0}
         session = quiet_session(target, profile=PROFILES["quick"], seed=seed)
         for subject in session.subjects:
-            for claim in CLAIMS:
+            for claim in DECODER_CLAIMS:
                 try:
                     record = session.judge(claim, subject)
                     verdicts["noise" if record.verdict == NOISE else "holds"] += 1

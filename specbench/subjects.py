@@ -357,7 +357,8 @@ class Subject:
         target = self.target
         if target.has_build:
             # Claims that are not about caches name the usual kind, which a target need not have.
-            cache = case.cache if case.cache in self.cache_kinds else self.cache_kinds[0]
+            exact = [one for one in self.cache_kinds if one not in QUANTISED]
+            cache = case.cache if case.cache in self.cache_kinds or not exact else exact[0]
             wanted: dict[str, Any] = {"cache": cache, "layout": case.layout, "group": group}
             if isinstance(case, BatchCase):
                 wanted["batch_layout"] = case.batch_layout
