@@ -29,7 +29,7 @@ from specbench.workloads.loops import loop_share
 from specbench.workloads.workload import Prompt, Workload, by_length, sample
 
 ROOT = Path(__file__).resolve().parents[1]
-SPEC_BENCH = ROOT.parents[1] / "shared" / "data" / "spec_bench" / "question.jsonl"
+SPEC_BENCH = ROOT.parent / "shared" / "data" / "spec_bench" / "question.jsonl"
 
 
 # What is shipped
