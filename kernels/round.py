@@ -114,6 +114,8 @@ class Round:
             raise CannotRun("commit_kv cannot move layers of different shapes in one launch: take kernels.steps")
         self._pointers = pointers_of(self._buffers)
         self._cu_nodes = torch.arange(num_sequences + 1, dtype=torch.int32, device=device) * max_nodes
+        rows = torch.arange(num_sequences * max_nodes, device=device)
+        self._sequences, self._nodes = rows // max_nodes, rows % max_nodes  # of each row
         self._longest = 0  # what the host knows of prefix_lens: none is longer
         self._is_prefilled = False
         self._graph: Any = None
@@ -200,10 +202,9 @@ class Round:
 
     @torch.no_grad()
     def _round(self) -> None:
-        num_sequences, max_nodes = self.tokens.shape
-        nodes = torch.arange(num_sequences * max_nodes, device=self.tokens.device)
+        max_nodes = self._max_nodes
         tokens, parents = self.tokens.flatten(), self.parents.flatten()
-        logits = self._forward(tokens, parents, nodes // max_nodes, nodes % max_nodes, self._cu_nodes, max_nodes)
+        logits = self._forward(tokens, parents, self._sequences, self._nodes, self._cu_nodes, max_nodes)
         if self._sampled:
             result: Any = verify_sample(
                 logits, tokens, parents, self.uniforms, self.temperatures,

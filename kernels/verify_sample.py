@@ -31,6 +31,7 @@ from torch import Tensor
 
 from specbench.kernels.launch import (
     TRITON_DTYPES,
+    check_num_rows,
     check_rows_are_dense,
     check_runs,
     check_same_device,
@@ -366,6 +367,7 @@ def verify_sample(
     check_shape(name, "tokens", tokens, (num_rows,))
     check_shape(name, "parents", parents, (num_rows,))
     check_shape(name, "cu_nodes", cu_nodes, (num_trees + 1,))
+    check_num_rows(name, num_rows, num_trees, max_nodes)
     check_shape(name, "uniforms", uniforms, (num_trees, None))
     if uniforms.shape[1] < max_nodes:
         raise ValueError(

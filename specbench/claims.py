@@ -864,6 +864,7 @@ CLAIMS: dict[str, Claim] = {
 # Columns of the table whose names begin so are those of a kernel, which level 4 is judged on, and nothing else.
 KERNEL_COLUMN = "kernel-"
 KERNEL_LEVEL = 4
-DECODER_CLAIMS = tuple(one for one in CLAIMS if CLAIMS[one].level != KERNEL_LEVEL)  # what all other columns are for
+KERNEL_CLAIMS = tuple(one for one in CLAIMS if CLAIMS[one].level == KERNEL_LEVEL)
+DECODER_CLAIMS = tuple(one for one in CLAIMS if one not in KERNEL_CLAIMS)  # what all other columns are for
 
 VIOLATIONS: dict[str, type[Violation]] = {one.claim_id: one for one in Violation.__subclasses__() if one.claim_id}

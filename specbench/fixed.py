@@ -36,7 +36,7 @@ from specbench.cases import (
     TreeCase,
     WalkCase,
 )
-from specbench.claims import CLAIMS, KERNEL_LEVEL
+from specbench.claims import KERNEL_CLAIMS
 from specbench.coverage import all_shapes, broom, depth_of
 from specbench.kernel_bank import KernelBank
 from specbench.law.toys import is_chain
@@ -202,7 +202,7 @@ def sweep_cases(claim: str, subject: Subject, profile: Profile) -> list[Case]:
     a small tree."""
     if claim == "greedy.walk" and not subject.bank.real:
         return [*small_walks(), *large_ids()]
-    if CLAIMS[claim].level == KERNEL_LEVEL:
+    if claim in KERNEL_CLAIMS:
         return kernel_cases(claim, subject)
     if claim in ("law.exact", "law.params") and not subject.bank.real:
         return list(small_laws(claim, subject, is_quick=profile.name == "quick"))

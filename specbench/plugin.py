@@ -20,7 +20,7 @@ import pytest
 
 from specbench.annotations import MODES, wanted
 from specbench.case_files import is_case_file, read_case_file
-from specbench.claims import CLAIMS, KERNEL_COLUMN, KERNEL_LEVEL
+from specbench.claims import CLAIMS, KERNEL_CLAIMS, KERNEL_COLUMN
 from specbench.exit_codes import FAILED
 from specbench.gate import Gate
 from specbench.ledger import Ledger, load_ledger
@@ -386,7 +386,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_for_kernels(claim: str) -> bool:
-    return CLAIMS[claim].level == KERNEL_LEVEL
+    return claim in KERNEL_CLAIMS
 
 
 def _nothing_to_judge(config: pytest.Config, is_for_kernels: bool) -> str:

@@ -289,6 +289,11 @@ class TargetState:
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return next((idx for idx, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 def as_token_ids(tokens: Sequence[int] | Tensor, *, argument: str, vocab_size: int | None = None) -> tuple[int, ...]:
     """Token ids as a tuple of ints; ValueError names `argument` and the first id outside `[0, vocab_size)`."""
     values = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)

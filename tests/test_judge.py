@@ -13,7 +13,7 @@ from sessions import session_on
 
 from specbench.cases import decode
 from specbench.checks import CHECKS
-from specbench.claims import CLAIMS, KERNEL_LEVEL
+from specbench.claims import CLAIMS, DECODER_CLAIMS
 from specbench.judge import Failed, RunSession, Skipped, parse_replay
 from specbench.profiles import Profile
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, ClaimRecord
@@ -59,7 +59,7 @@ def judged(name: str, claim: str, subject: str = "tiny-fp64") -> tuple[ClaimReco
     return record, text
 
 
-@pytest.mark.parametrize("claim", [one.id for one in CLAIMS.values() if one.level != KERNEL_LEVEL])
+@pytest.mark.parametrize("claim", DECODER_CLAIMS)
 def test_the_reference_is_equal_in_fp64_on_every_claim(claim: str) -> None:
     record, text = judged("reference", claim)
     assert (record.verdict, text, record.message) == (EQUAL, "", "")

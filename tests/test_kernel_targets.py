@@ -18,7 +18,7 @@ from test_plugin import forked
 from specbench import judge
 from specbench.cases import AttentionCase, decode, encode
 from specbench.checks.attention import arguments, difference
-from specbench.claims import CLAIMS, KERNEL_LEVEL
+from specbench.claims import CLAIMS, KERNEL_CLAIMS
 from specbench.fixed import KERNEL_CASES, kernel_cases
 from specbench.judge import Failed, RunSession, Skipped, parse_replay
 from specbench.kernel_bank import Limits
@@ -34,7 +34,7 @@ from specbench.watchdog import Watchdog
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "tests" / "targets" / "kernels.py"
 EXAMPLES = ROOT / "examples" / "kernels"
-IDS = [one.id for one in CLAIMS.values() if one.level == KERNEL_LEVEL]
+IDS = list(KERNEL_CLAIMS)
 QUICK = PROFILES["quick"]
 
 

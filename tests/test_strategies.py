@@ -30,7 +30,7 @@ from specbench.cases import (
     WalkCase,
 )
 from specbench.checks.generation import make_drafter
-from specbench.claims import CLAIMS, KERNEL_LEVEL
+from specbench.claims import DECODER_CLAIMS
 from specbench.clock import Clock
 from specbench.loading import Target
 from specbench.reduce import reduce_case
@@ -134,9 +134,7 @@ def test_a_drawn_tree_with_cousins_is_cut_down_to_two_chains_of_two() -> None:
 
 
 # See test_machines, and test_kernel_targets for those about kernels.
-@pytest.mark.parametrize(
-    "claim", [one.id for one in CLAIMS.values() if one.id != "kv.machine" and one.level != KERNEL_LEVEL]
-)
+@pytest.mark.parametrize("claim", [one for one in DECODER_CLAIMS if one != "kv.machine"])
 def test_every_claim_draws_the_kind_of_case_that_its_replay_brings(claim: str) -> None:
     first = settings(max_examples=1, phases=[Phase.generate], **QUIET)
     found = find(strategy_for(claim, subject()), lambda case: True, settings=first)

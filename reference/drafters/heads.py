@@ -11,7 +11,6 @@ drafts before it. There is no state from round to round.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,15 @@ import torch
 from torch import Tensor
 
 from specbench.protocols import Coins
+from specbench.reference.drafters.folders import (
+    check_fits,
+    check_ids,
+    check_weights,
+    converted,
+    load_weights,
+    save_weights,
+    states_of,
+)
 from specbench.reference.drafters.growth import Shape, grow
 from specbench.tree import DraftTree, root_only
 from specbench.types import Sampling, TargetState
@@ -86,8 +94,7 @@ class MarkovHeads:
         return base + torch.nn.functional.silu(inner)
 
     def to(self, dtype: torch.dtype, device: str | torch.device | None = None) -> MarkovHeads:
-        moved = {key: one.to(device=device, dtype=None if key == "ids" else dtype) for key, one in self.weights.items()}
-        return MarkovHeads(self.config, moved)
+        return MarkovHeads(self.config, converted(self.weights, dtype, device))
 
     def save(self, folder: Path, *, dtype: torch.dtype = torch.float16) -> None:
         save_weights(folder, asdict(self.config), self.to(dtype).weights)
@@ -145,68 +152,3 @@ class _HeadsLaw:
         self._depth += 1
         self._state_of |= dict(zip(level, states, strict=True))
         return (states @ self._output.T).float().log_softmax(-1)
-
-
-def states_of(target: Any, context: Sequence[int], given: TargetState | None) -> Tensor:
-    """float [S, hidden] of all tokens of a context but the last; computed where they are not given. ValueError where
-    they belong to another context."""
-    if given is None:
-        return target.states(context[:-1])
-    if len(given.hidden) != len(context) - 1:
-        raise ValueError(
-            f"target_state.hidden has {len(given.hidden)} rows, must have {len(context) - 1} (a context of "
-            f"{len(context)} tokens, the root not computed)"
-        )
-    return given.hidden
-
-
-def check_fits(target: Any, hidden_size: int, vocab_size: int) -> None:
-    """ValueError unless a drafter was made for a target of these sizes."""
-    given = tuple(target.embedding.shape)
-    if given != (vocab_size, hidden_size):
-        raise ValueError(
-            f"the drafter is made for a target of {vocab_size} tokens and hidden size {hidden_size}, must fit this "
-            f"one's {given[0]} and {given[1]}: train one with specbench train-drafter"
-        )
-
-
-def check_ids(ids: Tensor, vocab_size: int) -> None:
-    """ValueError unless ids are ascending tokens of the vocabulary."""
-    if ids.dtype != torch.int64 or not len(ids) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
-        raise ValueError(f"ids must be int64 from 0 to {vocab_size - 1} (the target's tokens)")
-    if not (ids[1:] > ids[:-1]).all():
-        raise ValueError("ids must be in ascending order, each once")
-
-
-def check_weights(name: str, weights: dict[str, Tensor], shapes: dict[str, tuple[int, ...]]) -> None:
-    """ValueError unless there are these tensors and no others."""
-    for key, shape in shapes.items():
-        if key not in weights:
-            raise ValueError(f"{name}: {key} is missing, must have shape {list(shape)}")
-        if tuple(weights[key].shape) != shape:
-            raise ValueError(f"{name}: {key} has shape {list(weights[key].shape)}, must have {list(shape)}")
-    if others := set(weights) - set(shapes):
-        raise ValueError(f"{name}: {', '.join(sorted(others))} must not be there")
-
-
-def save_weights(folder: Path, fields: dict[str, Any], weights: dict[str, Tensor]) -> None:
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({key: one.contiguous().cpu() for key, one in weights.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
-
-
-def load_weights(folder: str | Path, *, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The fields of config.json and the tensors of model.safetensors."""
-    from safetensors.torch import load_file
-
-    folder = Path(folder)
-    for name in ("config.json", "model.safetensors"):
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder} has no {name}: it must be a folder that specbench train-drafter wrote")
-    fields = json.loads((folder / "config.json").read_text("utf-8"))
-    if not isinstance(fields, dict) or fields.get("kind") != kind:
-        found = fields.get("kind") if isinstance(fields, dict) else fields
-        raise ValueError(f"{folder}: config.json says kind = {found!r}, must be {kind!r}")
-    return fields, load_file(folder / "model.safetensors")

@@ -22,18 +22,19 @@ import torch
 from torch import Tensor
 
 from specbench.protocols import Coins
-from specbench.reference.drafters.growth import Shape, grow
-from specbench.reference.drafters.heads import (
+from specbench.reference.drafters.folders import (
     check_fits,
     check_ids,
     check_weights,
+    converted,
     load_weights,
     save_weights,
     states_of,
 )
+from specbench.reference.drafters.growth import Shape, grow
 from specbench.reference.model import LlamaConfig, LlamaModel
 from specbench.tree import DraftTree, root_only
-from specbench.types import Sampling, TargetState
+from specbench.types import Sampling, TargetState, num_common
 
 KIND = "draft_layers"
 
@@ -125,8 +126,7 @@ class DraftLayers(LlamaModel):
         return self._through_layers(given, self._mix_by(position_ids, attend), None)
 
     def converted(self, dtype: torch.dtype, device: str | torch.device | None = None) -> DraftLayers:
-        moved = {key: one.to(device=device, dtype=None if key == "ids" else dtype) for key, one in self.own.items()}
-        return DraftLayers(self.sizes, moved)
+        return DraftLayers(self.sizes, converted(self.own, dtype, device))
 
     def write(self, folder: Path, *, dtype: torch.dtype = torch.float16) -> None:
         save_weights(folder, asdict(self.sizes), self.converted(dtype).own)
@@ -175,13 +175,8 @@ class LayersDrafter:
     @torch.no_grad()
     def _catch_up(self, context: list[int], target_state: TargetState | None) -> None:
         """Caches the rows of all tokens but the first, the root's too: f of the token before it is known."""
-        num_common = 0
-        for cached, wanted in zip(self._tokens, context, strict=False):
-            if cached != wanted:
-                break
-            num_common += 1
         # At least the root's row is computed, for its g.
-        start = max(1, min(num_common, len(context) - 1))
+        start = max(1, min(num_common(self._tokens, context), len(context) - 1))
         before = embedded = self.target.embedding[context[start:]]
         if self.reads_target_state:
             before = states_of(self.target, context, target_state)[start - 1 : len(context) - 1].to(self.layers.dtype)

@@ -13,7 +13,7 @@ from specbench.reference.drafters.trie import TrieBuilder
 from specbench.reference.model import LlamaModel
 from specbench.reference.session import TreeSession
 from specbench.tree import DraftTree
-from specbench.types import Sampling
+from specbench.types import Sampling, num_common
 
 
 class ModelDrafter:
@@ -62,14 +62,10 @@ class ModelDrafter:
 
     def _catch_up(self, tokens: list[int]) -> None:
         """Cache exactly `tokens`: keep the common prefix, drop the rest, encode what is new."""
-        num_common = 0
-        for cached, wanted in zip(self._cached, tokens, strict=False):
-            if cached != wanted:
-                break
-            num_common += 1
-        self._session.truncate(num_common)
-        self._cached = self._cached[:num_common]  # true even when the next line raises
-        self._session.extend(tokens[num_common:])
+        num_kept = num_common(self._cached, tokens)
+        self._session.truncate(num_kept)
+        self._cached = self._cached[:num_kept]  # true even when the next line raises
+        self._session.extend(tokens[num_kept:])
         self._cached = list(tokens)
 
 

@@ -17,7 +17,7 @@ from specbench.reference.layouts import flatten_causal
 from specbench.reference.target import ReferenceTarget
 from specbench.steps import FlatTree, Steps
 from specbench.tree import DraftTree
-from specbench.types import Taps
+from specbench.types import Taps, num_common
 
 PIECE = 4  # tokens that a prefill encodes at a time, or rows of a block of a prefix cache
 
@@ -124,15 +124,15 @@ class _PrefixCache(Decoder):
 
     def num_known(self, tokens: list[int]) -> int:
         """How many rows are kept: those of the tokens that both texts begin with."""
-        return _num_common(self._tokens, tokens)
+        return num_common(self._tokens, tokens)
 
 
 class _HitOneTooLong(_PrefixCache):
     """The first token that differs is taken for known, where any is."""
 
     def num_known(self, tokens: list[int]) -> int:
-        num_common = super().num_known(tokens)
-        return min(num_common + (num_common > 0), len(tokens), self.cache_len)
+        num_known = super().num_known(tokens)
+        return min(num_known + (num_known > 0), len(tokens), self.cache_len)
 
 
 class _HitRoundedUp(_PrefixCache):
@@ -170,16 +170,11 @@ class _DraftsPublished(Decoder):
         self._published = list(self._tokens)
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        num_known = _num_common(self._published, list(tokens))
+        num_known = num_common(self._published, list(tokens))
         self._pending, self._tokens = None, list(tokens[:num_known])
         assert isinstance(self._cache, PreallocatedCache)
         self._cache._lengths = [num_known] * self.num_layers  # rows behind a cut are still in the buffer
         self.extend(tokens[num_known:])
-
-
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that both begin with."""
-    return next((idx for idx, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 class _BackToThePrompt(Decoder):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.models import fetched
+from specbench.prompts import encode_messages
 from specbench.training import KINDS
 
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     texts = args.texts or args.out / "texts"
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     asked = open_prompts(args.num_texts, seed=args.seed)
-    prompts = [_encoded(tokenizer, one) for one in asked]
+    prompts = [encode_messages([("user", one)], tokenizer) for one in asked]
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
     )
@@ -75,13 +76,6 @@ def run(args: argparse.Namespace, command: str) -> int:
     print(accuracy_table(told["accuracies"]))
     print(f"written to {args.out}: {sum(one.stat().st_size for one in args.out.glob('model.*')) / 1e6:.1f} MB")
     return 0
-
-
-def _encoded(tokenizer: Any, prompt: str) -> list[int]:
-    if tokenizer.chat_template is None:
-        return list(tokenizer(prompt)["input_ids"])
-    chat = [{"role": "user", "content": prompt}]
-    return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"])
 
 
 class _Bar:

@@ -8,7 +8,6 @@ features read their own guesses from the second token on, as they will (training
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from specbench.reference.drafters.heads import MarkovHeads
 from specbench.reference.drafters.layers import DraftLayers
-from specbench.training.texts import Progress, Text
+from specbench.training.texts import Progress, Text, save_whole
 
 DECAY = 0.8  # of the loss with each level of depth
 NUM_RANKS = 10  # of a label among a drafter's likeliest tokens, as far as they are counted
@@ -210,15 +209,10 @@ def _adam(
 
 
 def _keep(file: Path, trained: dict[str, Tensor], moments: dict[str, tuple[Tensor, Tensor]], done: int) -> None:
-    from safetensors.torch import save_file
-
     tensors = {"done": torch.tensor(done)}
     for key, one in trained.items():
         tensors |= {f"weight.{key}": one.detach(), f"mean.{key}": moments[key][0], f"square.{key}": moments[key][1]}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".unfinished")
-    save_file(tensors, unfinished)
-    os.replace(unfinished, file)
+    save_whole(file, tensors)
 
 
 @torch.no_grad()

@@ -53,12 +53,12 @@ def write_texts(
             temperature = temperatures[number % len(temperatures)]
             asked = [list(prompts[idx]) for idx in group]
             texts = _answered(model, asked, num_new, temperature, eos_token_ids, pad_token_id, seed + number)
-            _save(
-                file,
-                tokens=torch.tensor([token for text in texts for token in text], dtype=torch.int32),
-                cu_tokens=torch.tensor([0, *torch.tensor([len(text) for text in texts]).cumsum(0).tolist()]),
-                starts=torch.tensor([len(one) for one in asked]),
-            )
+            shard = {
+                "tokens": torch.tensor([token for text in texts for token in text], dtype=torch.int32),
+                "cu_tokens": torch.tensor([0, *torch.tensor([len(text) for text in texts]).cumsum(0).tolist()]),
+                "starts": torch.tensor([len(one) for one in asked]),
+            }
+            save_whole(file, shard)
         progress("texts", number + 1, len(groups))
     return len(groups)
 
@@ -102,11 +102,11 @@ def write_states(target: Any, folder: Path, *, progress: Progress = lambda *told
         made = file.with_name(file.name.replace("texts", "states"))
         if not made.is_file():
             found = [(states, (states @ target.head.T).argmax(-1)) for states in map(target.states, _tokens(file))]
-            _save(
-                made,
-                states=torch.cat([states for states, _ in found]).to(torch.float16),
-                labels=torch.cat([labels for _, labels in found]).to(torch.int32),
-            )
+            shard = {
+                "states": torch.cat([states for states, _ in found]).to(torch.float16),
+                "labels": torch.cat([labels for _, labels in found]).to(torch.int32),
+            }
+            save_whole(made, shard)
         progress("states", number + 1, len(files))
 
 
@@ -144,8 +144,8 @@ def _tokens(file: Path) -> list[list[int]]:
     return [tokens[first:end] for first, end in pairwise(bounds)]
 
 
-def _save(file: Path, **tensors: Tensor) -> None:
-    """Whole or not at all: a run that is stopped leaves no half of a shard."""
+def save_whole(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Whole or not at all: a run that is stopped leaves no half of a file."""
     from safetensors.torch import save_file
 
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from specbench.kernels.commit_kv import commit_kv
 from specbench.kernels.tree_attention import tree_attention
 from specbench.kernels.tree_mask import tree_mask
 from specbench.kernels.verify_greedy import verify_greedy
+from specbench.kernels.verify_sample import verify_sample
 from specbench.suites.kernels import DEVICE
 
 COLUMN = torch.tensor([[5, 9], [5, 9]], dtype=torch.int32, device=DEVICE)[:, 0]
@@ -62,6 +63,14 @@ def test_masks_walks_and_commits_refuse_columns() -> None:
     for lens, accepted in ((COLUMN, LENS), (LENS, COLUMN)):
         with pytest.raises(ValueError, match=STRIDE):
             commit_kv(buffers, lens, path, accepted)
+
+
+def test_sampling_refuses_trees_that_are_larger_than_said() -> None:
+    numbers = torch.zeros(4, 3, device=DEVICE)
+    with pytest.raises(ValueError, match="verify_sample: 4 rows of 2 trees are more than max_nodes = 1 each"):
+        verify_sample(
+            numbers, PARENTS, PARENTS, numbers[:2], numbers[:2, 0], cu_nodes=CU_NODES, max_nodes=1, max_depth=1
+        )
 
 
 def test_no_more_rows_are_moved_than_a_path_is_long() -> None:

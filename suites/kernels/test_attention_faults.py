@@ -6,19 +6,14 @@ asked in a process of its own.
 
 from __future__ import annotations
 
-import faulthandler
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from specbench.cases import AttentionCase
 from specbench.checks import CHECKS
-from specbench.claims import CLAIMS, KERNEL_LEVEL, Violation
+from specbench.claims import CLAIMS, KERNEL_CLAIMS, Violation
 from specbench.clock import Clock
 from specbench.fixed import kernel_cases
 from specbench.kernels.faults.bank import FAULTS
@@ -31,13 +26,12 @@ from specbench.record import ClaimRecord
 from specbench.subjects import Subject, make_subjects
 from specbench.suites.kernels import DEVICE
 from specbench.suites.kernels.attention import Attention
+from specbench.suites.kernels.children import is_caught
 from specbench.watchdog import Watchdog
 
-CAUGHT, LIMIT = 3, 120.0  # exit code, seconds
 # One pass is what our own launcher does where it is not told a number of splits, which claims do.
 NOT_REACHED = ("one_pass_without_the_tree",)
 OURS = [one.id for one in FAULTS.values() if one.kernel == "tree_attention" and one.id not in NOT_REACHED]
-CLAIM_IDS = [one.id for one in CLAIMS.values() if one.level == KERNEL_LEVEL]
 # The first claim that catches a fault, and how the fault is named where its formula is known.
 CAUGHT_BY = {
     "group_mapping": ("attention.out", "group_interleaved"),
@@ -94,7 +88,7 @@ def failures(subject: Subject, claim: str) -> list[AttentionCase]:
 
 @pytest.mark.parametrize(
     ("label", "claim"),
-    [*(("fp64", one) for one in CLAIM_IDS), ("fp16", "attention.out"), ("fp16", "attention.strides")],
+    [*(("fp64", one) for one in KERNEL_CLAIMS), ("fp16", "attention.out"), ("fp16", "attention.strides")],
 )
 def test_our_own_kernel_holds_as_a_target(label: str, claim: str) -> None:
     subject = column(tree_attention, label)
@@ -108,21 +102,14 @@ def test_every_fault_of_the_bank_has_its_claim() -> None:
 
 @pytest.mark.parametrize("fault", OURS)
 def test_a_planted_fault_is_a_bug_and_gets_its_name(fault: str) -> None:
-    child = multiprocessing.get_context("fork").Process(target=_ask, args=(fault,))
-    child.start()
-    child.join(LIMIT)
-    if child.exitcode is None:
-        child.kill()
-    assert child.exitcode in (CAUGHT, -signal.SIGSEGV, -signal.SIGBUS)
+    assert is_caught(_is_named, fault)
 
 
-def _ask(fault: str) -> None:
-    faulthandler.disable()  # a crash is an answer here
-    torch.set_num_threads(1)  # of the parent's threads none has come along
+def _is_named(fault: str) -> bool:
     claim, name = CAUGHT_BY[fault]
     subject = column(planted(FAULTS[fault]).tree_attention, "fp16" if fault in HALF else "fp64")
     failing = failures(subject, claim)
     named = likely_fault(subject, claim, failing[0], failing[1:]) if failing else "holds"
     if not named.startswith(name):
         print(f"{fault} on {claim}: {named}")
-    os._exit(CAUGHT if named.startswith(name) else 0)
+    return named.startswith(name)

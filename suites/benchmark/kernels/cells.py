@@ -150,13 +150,16 @@ class RoundCell:
     @property
     def num_bytes(self) -> int:
         """The fewest: weights and caches read once, logits written and read."""
-        layer = AttentionCell(self.P, self.N, self.B, self.Hq, self.Hkv, self.D)
-        return ELEMENT * (self.num_weights + 2 * self.B * self.N * self.V) + self.L * layer.num_bytes
+        return ELEMENT * (self.num_weights + 2 * self.B * self.N * self.V) + self.L * self._attention.num_bytes
 
     @property
     def num_flops(self) -> int:
-        layer = AttentionCell(self.P, self.N, self.B, self.Hq, self.Hkv, self.D)
-        return 2 * self.B * self.N * self.num_weights + self.L * layer.num_flops
+        return 2 * self.B * self.N * self.num_weights + self.L * self._attention.num_flops
+
+    @property
+    def _attention(self) -> AttentionCell:
+        """Of one layer."""
+        return AttentionCell(self.P, self.N, self.B, self.Hq, self.Hkv, self.D)
 
 
 ROUND_CELLS = (RoundCell(16, 1), RoundCell(16, 8))
