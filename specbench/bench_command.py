@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,6 @@ from specbench.bench.rows import RowFile, Run, Setting, header_of, read
 from specbench.engines import Missing
 
 ROWS, SUMMARY, PAGE, REPORT = "rows.jsonl", "summary.json", "summary.md", "report"
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17)  # rows of a forward whose cost is measured
-COST_CONTEXT, COST_REPETITIONS = 128, 7
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,9 @@ def add_options(one: argparse.ArgumentParser, count: Callable[[str], int]) -> No
     one.add_argument("--model", metavar="MODEL", help="a name, folder or hub id (default smollm2, or the target's own)")
     one.add_argument("--target", metavar="TARGET", help="as for check, with generate: measured beside our own decoder")
     one.add_argument("--draft-model", default="", metavar="DIR", help="a small model as one more drafter")
+    one.add_argument(
+        "--trained", action="append", default=[], metavar="DIR", help="a folder of train-drafter (default: the shipped)"
+    )
     one.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="bf16", help="of weights (default bf16)")
     one.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda")
     one.add_argument("--threads", type=count, metavar="N", help="of torch (default: as it chooses)")
@@ -122,8 +123,10 @@ def _bench(args: argparse.Namespace) -> int:
     import torch
     from transformers.utils import logging
 
+    from specbench.bench.costs import CONTEXT, WIDTHS
     from specbench.bench.loop import WARM_UP, Plan, measure, plain_texts
     from specbench.bench.sides import OwnSide, Sides
+    from specbench.shipped import digest_of, trained_for
     from specbench.types import DTYPES
 
     logging.disable_progress_bar()
@@ -132,15 +135,17 @@ def _bench(args: argparse.Namespace) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     preset, has_plain = PRESETS[args.preset], callable(getattr(adapter, "with_drafter", None))
+    trained = trained_for(model.path, args.trained)
     settings = settings_of(args, has_target=adapter is not None, has_plain_target=has_plain)
     items, ends = _items(model.path, args.workload, args.prompts or preset.num_each)
     num_new = args.max_new_tokens or preset.max_new_tokens
     sides = Sides(
         model.path,
         DTYPES[args.dtype],
-        longest=max(len(one.tokens) for one in items) + max(num_new, WARM_UP, COST_CONTEXT + max(WIDTHS)),
+        longest=max(len(one.tokens) for one in items) + max(num_new, WARM_UP, CONTEXT + max(WIDTHS)),
         device=args.device,
         draft_model=args.draft_model,
+        trained=trained,
         target=adapter,
     )
     plan = Plan(
@@ -153,6 +158,7 @@ def _bench(args: argparse.Namespace) -> int:
         repetitions=args.repetitions or preset.repetitions,
         forward=str(getattr(sides.model, "name", "")),
         draft_model=args.draft_model,
+        trained={kind: digest_of(folder) for kind, folder in trained.items()},
         target=args.target or "",
         device=args.device,
     )
@@ -165,7 +171,8 @@ def _bench(args: argparse.Namespace) -> int:
     plain = plain_texts(plan, OwnSide(sides.model, Setting("plain")).decoder, ends, file)
     nums = {name: plan.max_new_tokens if args.temperature else len(one) for name, one in plain.items()}
     if not any(one["kind"] == "cost" for one in file.records):
-        file.append(_cost(sides.model, items[0].tokens))
+        seconds = {str(width): one for width, one in sides.forward_seconds().items()}
+        file.append({"kind": "cost", "model": "own", "context": CONTEXT, "seconds": seconds})
     try:
         measure(plan, sides.make, nums, file, tell=progress)
         _judge(plan, model.path, plain, file, progress)
@@ -214,6 +221,8 @@ def _items(folder: str, workload: str, num_each: int) -> tuple[tuple[Any, ...], 
 def _command(args: argparse.Namespace) -> str:
     """As it was asked for, without where it was written and what was there already."""
     words = ["specbench", "bench", "--preset", args.preset]
+    for folder in args.trained:
+        words += ["--trained", folder]
     for name in ("model", "target", "draft_model", "threads", "prompts", "max_new_tokens", "repetitions"):
         if getattr(args, name):
             words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
@@ -224,37 +233,6 @@ def _command(args: argparse.Namespace) -> str:
         if getattr(args, name) != default:
             words += [f"--{name}", str(getattr(args, name))]
     return shlex.join(words)
-
-
-def _cost(model: Any, tokens: Sequence[int]) -> dict[str, Any]:
-    """Seconds of one forward of our model by its rows, behind COST_CONTEXT rows; widths in turn, the median of each."""
-    from statistics import median
-
-    import torch
-
-    from specbench.reference.layouts import flatten_causal
-
-    text = [*tokens] * (1 + (COST_CONTEXT + max(WIDTHS)) // len(tokens))
-    cache = model.new_cache("preallocated")
-    model.forward(flatten_causal(text[:COST_CONTEXT], 0), cache)
-    seconds: dict[int, list[float]] = {width: [] for width in WIDTHS}
-    settle = torch.cuda.synchronize if torch.device(getattr(model, "device", "cpu")).type == "cuda" else _nothing
-    for repetition in range(COST_REPETITIONS + 1):
-        for width in WIDTHS:
-            flat = flatten_causal(text[COST_CONTEXT : COST_CONTEXT + width], COST_CONTEXT)
-            settle()
-            start = time.perf_counter()
-            model.forward(flat, cache)
-            settle()
-            if repetition:  # the first is a warm-up
-                seconds[width].append(time.perf_counter() - start)
-            cache.truncate(COST_CONTEXT)
-    medians = {str(width): median(some) for width, some in seconds.items()}
-    return {"kind": "cost", "model": "own", "context": COST_CONTEXT, "seconds": medians}
-
-
-def _nothing() -> None:
-    pass
 
 
 def _judge(plan: Any, folder: str, plain: dict[str, tuple[int, ...]], file: RowFile, progress: Progress) -> None:
@@ -281,6 +259,7 @@ def _judge(plan: Any, folder: str, plain: dict[str, tuple[int, ...]], file: RowF
 def _memory(args: argparse.Namespace, plan: Any, folder: str, file: RowFile, progress: Progress) -> None:
     """Of every setting that the file lacks, on the longest prompt. A target's memory is its own process's affair."""
     from specbench.bench.memory import measured
+    from specbench.shipped import trained_for
 
     known = {one["setting"] for one in file.records if one["kind"] == "memory"}
     item = max(plan.items, key=lambda one: len(one.tokens))
@@ -297,6 +276,7 @@ def _memory(args: argparse.Namespace, plan: Any, folder: str, file: RowFile, pro
             threads=plan.threads,
             device=plan.device,
             draft_model=args.draft_model,
+            trained=trained_for(folder, args.trained),
         )
         file.append(record)
 

@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "specbench",
         "specbench.clock",
+        "specbench.costs",
         "specbench.coverage",
         "specbench.models",
         "specbench.profiles",
@@ -38,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.budget",
         "specbench.exit_codes",
         "specbench.sampling_options",
+        "specbench.shipped",
         "specbench.summary",
         "specbench.tree",
         "specbench.workloads",

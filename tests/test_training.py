@@ -51,7 +51,7 @@ def layers(*, reads_features: bool = True, num_layers: int = 1) -> DraftLayers:
 def chain_laws(drafter, context: list[int], path: list[int]) -> list[Tensor]:
     """Log-probabilities [V'] behind the root and behind each token of a chain, as a draft computes them."""
     drafter.draft(context, max_nodes=1, max_depth=1, sampling=GREEDY, coins=SeededCoins(0))
-    law = _LayersLaw(drafter, drafter._rows, drafter._last)
+    law = _LayersLaw(drafter, drafter._rows, drafter._features[-1])
     tokens, parents, laws = [context[-1]], [-1], []
     for node in range(len(path) + 1):
         laws.append(law(tokens, parents, [node])[0])
@@ -265,10 +265,10 @@ def test_the_table_adds_ranks_up():
 
 
 def test_open_prompts_are_many_different_and_seeded():
-    assert len(set(open_prompts(1800))) == 1800
+    assert len(set(open_prompts(3200))) == 3200
     assert open_prompts(5, seed=1) == open_prompts(5, seed=1) != open_prompts(5, seed=2)
-    with pytest.raises(ValueError, match=r"num = 1801 must be between 1 and 1800 \(open prompts\)"):
-        open_prompts(1801)
+    with pytest.raises(ValueError, match=r"num = 3201 must be between 1 and 3200 \(open prompts\)"):
+        open_prompts(3201)
 
 
 def test_a_question_of_spec_bench_is_refused(monkeypatch: pytest.MonkeyPatch):

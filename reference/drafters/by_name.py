@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from specbench.protocols import Drafter, LanguageModel
+from specbench.reference.drafters.adaptive import ARMS, AdaptiveDrafter, CostPolicy, Costs
 from specbench.reference.drafters.caching import CachingDrafter
 from specbench.reference.drafters.growth import BestFirst, Static
 from specbench.reference.drafters.heads import HeadsDrafter, MarkovHeads
@@ -33,6 +34,12 @@ def _heads(model: Any) -> Drafter:
     return HeadsDrafter(model, heads, shape=BestFirst(num_nodes=6, depth=3, beam=2, width=2))
 
 
+def _adaptive(model: Any) -> Drafter:
+    """Over random heads, which it asks all the same; drafting costs next to nothing, so that every arm has its turn."""
+    costs = Costs({1: 1.0, 17: 1.1}, drafting=tuple(0.01 * arm.depth for arm in ARMS))
+    return AdaptiveDrafter(_heads(model), CostPolicy(), costs, seldom=0.0)
+
+
 def layers_drafter(
     model: Any, kind: type[LayersDrafter] = LayersDrafter, *, reads_features: bool = True, num_layers: int = 1
 ) -> Drafter:
@@ -53,6 +60,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "caching": CachingDrafter,
     "heads": _heads,
     "feature": layers_drafter,
+    "adaptive": _adaptive,
     "small_model": lambda model: layers_drafter(model, reads_features=False, num_layers=2),
     "sampled_iid": lambda model: SampledDrafter(model, proposal="iid"),
     "sampled_distinct": lambda model: SampledDrafter(model, proposal="without_replacement"),

@@ -118,6 +118,18 @@ class HeadsDrafter:
         self._heads = heads.to(target.dtype, target.device)
         self._output = target.head[self._heads.ids]  # [V', H]
 
+    @property
+    def ids(self) -> Tensor:
+        return self._heads.ids
+
+    @torch.no_grad()
+    def first_laws(self, context: list[int], roots: range, target_state: TargetState | None) -> Tensor:
+        """log-probabilities float [len(roots), V'] of the token behind context[r] for each root r >= 1."""
+        hidden = states_of(self._target, context, target_state)[roots.start - 1 : roots.stop - 1]
+        embedded = self._target.embedding[context[roots.start : roots.stop]]
+        states = self._heads.next_state(0, hidden, hidden, embedded)
+        return (states @ self._output.T).float().log_softmax(-1)
+
     def draft(
         self,
         context: list[int],

@@ -153,7 +153,7 @@ class LayersDrafter:
     def reset(self) -> None:
         self._tokens: list[int] = []  # row j - 1 is that of token j
         self._rows = Rows(self.layers.num_layers)
-        self._last: Any = None  # g of the root, [H]
+        self._features = self.output[:0]  # g of every row, [n, H]
         self.last_law: _LayersLaw | None = None  # of the last draft
 
     def draft(
@@ -169,14 +169,27 @@ class LayersDrafter:
         if len(context) < 2 or max_nodes < 1 or max_depth < 1:
             return root_only(context[-1])  # the target has said nothing yet
         self._catch_up(context, target_state)
-        self.last_law = _LayersLaw(self, self._rows, self._last)
+        self.last_law = _LayersLaw(self, self._rows, self._features[-1])
         return grow(context[-1], self.last_law, self._shape, max_nodes=max_nodes, max_depth=max_depth)
+
+    @property
+    def ids(self) -> Tensor:
+        return self.layers.ids
+
+    @torch.no_grad()
+    def first_laws(self, context: list[int], roots: range, target_state: TargetState | None) -> Tensor:
+        """log-probabilities float [len(roots), V'] of the token behind context[r] for each root r >= 1."""
+        self._catch_up(context, target_state)
+        return (self._features[roots.start - 1 : roots.stop - 1] @ self.output.T).float().log_softmax(-1)
 
     @torch.no_grad()
     def _catch_up(self, context: list[int], target_state: TargetState | None) -> None:
         """Caches the rows of all tokens but the first, the root's too: f of the token before it is known."""
-        # At least the root's row is computed, for its g.
-        start = max(1, min(num_common(self._tokens, context), len(context) - 1))
+        start = max(1, num_common(self._tokens, context))
+        if start == len(context) and self._rows.held[0] is not None:  # no longer than what is cached
+            self._rows, self._features = self._rows.first(start - 1), self._features[: start - 1]
+            self._tokens = list(context)
+            return
         before = embedded = self.target.embedding[context[start:]]
         if self.reads_target_state:
             before = states_of(self.target, context, target_state)[start - 1 : len(context) - 1].to(self.layers.dtype)
@@ -185,7 +198,8 @@ class LayersDrafter:
         num_new = len(context) - start
         attend = rows.behind(torch.ones(num_new, num_new, dtype=torch.bool).tril())
         features = self.layers.features(embedded[None], before[None], torch.arange(start - 1, len(context) - 1), attend)
-        self._rows, self._last, self._tokens = rows, features[0, -1], list(context)
+        self._features = torch.cat([self._features[: start - 1], features[0]])
+        self._rows, self._tokens = rows, list(context)
 
 
 class Rows:
@@ -231,7 +245,7 @@ class _LayersLaw:
         self.rows = committed.picked(slice(None))
         self.num_committed = 0 if self.rows.held[0] is None else self.rows.held[0][0].shape[1]
         self.row_of: dict[int, int] = {}  # node -> its row behind the committed ones
-        self._features = {0: last}
+        self.features = {0: last}
 
     @torch.no_grad()
     def __call__(self, tokens: Sequence[int], parents: Sequence[int], level: Sequence[int]) -> Tensor:
@@ -244,14 +258,14 @@ class _LayersLaw:
                 mask[idx, len(self.row_of) + idx] = True
             features = drafter.layers.features(
                 drafter.target.embedding[[tokens[node] for node in level]][None],
-                torch.stack([self._features[parents[node]] for node in level])[None],
+                torch.stack([self.features[parents[node]] for node in level])[None],
                 torch.full((len(level),), self.num_committed + len(above[0])),
                 self.rows.behind(mask),
             )[0]
             for node, one in zip(level, features, strict=True):
                 self.row_of[node] = len(self.row_of)
-                self._features[node] = one
-        states = torch.stack([self._features[node] for node in level])
+                self.features[node] = one
+        states = torch.stack([self.features[node] for node in level])
         return (states @ drafter.output.T).float().log_softmax(-1)
 
     def _ancestors(self, node: int, parents: Sequence[int]) -> list[int]:

@@ -86,18 +86,35 @@ class SuffixDrafter:
     def reset(self) -> None:
         self._automaton = SuffixAutomaton()
         self._text: list[int] = []
+        # Of each token read: whether it was what had most often followed what stood before it; None where nothing had.
+        self.hits: list[bool | None] = []
+
+    def read(self, context: list[int]) -> int:
+        """Takes in what a context has more than the last one, or all of another text. Returns the length of its longest
+        ending that has stood in it before."""
+        if context[: len(self._text)] != self._text:
+            self.reset()
+        for token in context[len(self._text) :]:
+            likeliest = self._likeliest()
+            self.hits.append(None if likeliest is None else likeliest == token)
+            self._automaton.append(token)
+        self._text = list(context)
+        states = self._automaton.states
+        return states[states[self._automaton.last].link].longest if context else 0
+
+    def _likeliest(self) -> int | None:
+        """What has most often followed the longest ending, the first to do so among equals."""
+        states = self._automaton.states
+        start = states[self._automaton.last].link
+        if start < 0 or states[start].longest < self._min_match:
+            return None
+        return max(states[start].following.items(), key=lambda one: states[one[1]].count)[0]
 
     def draft(
         self, context: list[int], *, max_nodes: int, max_depth: int, sampling: Sampling, coins: Coins
     ) -> DraftTree:
-        if context[: len(self._text)] != self._text:
-            self.reset()
-        for token in context[len(self._text) :]:
-            self._automaton.append(token)
-        self._text = list(context)
-        states = self._automaton.states
-        start = states[self._automaton.last].link  # the longest ending that has stood elsewhere too
-        match = states[start].longest
+        match, states = self.read(context), self._automaton.states
+        start = states[self._automaton.last].link
         depth = min(self._gamma, max_depth, int(self._factor * match))
         if match < self._min_match or depth < 1 or max_nodes < 1:
             return root_only(context[-1])
@@ -108,6 +125,10 @@ class SuffixDrafter:
 
         def look(node: int, state: int, score: float, level: int) -> None:
             nonlocal num_seen
+            while not states[state].following:  # it ends the text: what a shorter ending was followed by, as in a loop
+                state = states[state].link
+            if states[state].longest < self._min_match:
+                return
             total = sum(states[one].count for one in states[state].following.values())
             for token, following in states[state].following.items():
                 share = score * states[following].count / total

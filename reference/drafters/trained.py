@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from specbench.protocols import Drafter
+from specbench.reference.drafters.adaptive import ARMS, AdaptiveDrafter, CostPolicy, Costs, Router
 from specbench.reference.drafters.folders import read_fields
 from specbench.reference.drafters.growth import BestFirst, Shape, Static
 from specbench.reference.drafters.heads import HeadsDrafter, MarkovHeads
 from specbench.reference.drafters.layers import KIND, DraftLayers, LayersDrafter
 
 NUM_NODES = 12  # drafts in a tree where no shape is given
+ROUTER = "router.json"
+WIDEST = BestFirst(max(one.nodes for one in ARMS), depth=max(one.depth for one in ARMS if one.member == "learned"))
 
 
 def load_drafter(folder: str | Path, target: Any, *, shape: Shape | None = None) -> Drafter:
@@ -28,3 +31,13 @@ def load_drafter(folder: str | Path, target: Any, *, shape: Shape | None = None)
         if not heads.config.conditioned and told.is_file():
             shape = Static.best(json.loads(told.read_text("utf-8"))["accuracies"], num_nodes=NUM_NODES)
     return HeadsDrafter(target, heads, shape=shape)
+
+
+def load_adaptive(folder: str | Path, target: Any, costs: Costs, *, routed: bool = False) -> AdaptiveDrafter:
+    """An adaptive drafter over the drafter of a folder. routed: by the router that was fitted beside it, else by the
+    cost model. ValueError where the folder has none."""
+    file = Path(folder) / ROUTER
+    if routed and not file.is_file():
+        raise ValueError(f"{folder} has no {ROUTER}: train the drafter with longer texts, or take the cost model")
+    policy = Router.load(file) if routed else CostPolicy()
+    return AdaptiveDrafter(load_drafter(folder, target, shape=WIDEST), policy, costs)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from specbench.protocols import Cache, Drafter, LanguageModel
 from specbench.reference.drafters.by_name import layers_drafter
 from specbench.reference.drafters.caching import CachingDrafter
@@ -34,6 +36,7 @@ class _GuessesKept(LayersDrafter):
             path += below
         rows = [*range(len(context) - 1), *(len(context) - 1 + self.last_law.row_of[node] for node in path)]
         self._rows = self.last_law.rows.picked(rows)
+        self._features = torch.stack([*self._features, *(self.last_law.features[node] for node in path)])
         self._tokens = [*context, *(tree.token_list[node] for node in path)]
         return tree
 

@@ -105,12 +105,21 @@ class LeanLlama(LlamaModel):
         """The M rows of `flat` behind the cache, which grows by M rows. Returns float [M, V]."""
         if taps is not None:
             raise ValueError("taps are not filled by LeanLlama: use the model that it was made of")
-        return self._normed(self._behind(flat, cache), self._weights["model.norm.weight"]) @ self._head.T
+        return self._told(self._behind(flat, cache)) @ self._head.T
 
     @torch.no_grad()
     def encode(self, flat: FlatTree, cache: Cache) -> None:
         """`forward` for rows whose logits nobody reads."""
-        self._behind(flat, cache)
+        hidden = self._behind(flat, cache)
+        if self._sink is not None:
+            self._told(hidden)
+
+    def _told(self, hidden: Tensor) -> Tensor:
+        """What the output matrix is given, which the sink is handed too."""
+        normed = self._normed(hidden, self._weights["model.norm.weight"])
+        if self._sink is not None:
+            self._sink(normed)
+        return normed
 
     def _behind(self, flat: FlatTree, cache: Cache) -> Tensor:
         """float [M, hidden], before the last norm."""

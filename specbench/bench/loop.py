@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from specbench.bench.rows import Row, RowFile, Setting, key_of
@@ -33,7 +33,7 @@ class Item:
 @dataclass(frozen=True)
 class Plan:
     """All that is to be measured. weights: names the model in the rows' keys. forward: the name of the forward that our
-    side runs. draft_model, target: as they were named."""
+    side runs. draft_model, target: as they were named. trained: hashes of the trained drafters' files, by kind."""
 
     items: tuple[Item, ...]
     settings: tuple[Setting, ...]
@@ -44,6 +44,7 @@ class Plan:
     repetitions: int
     forward: str = ""
     draft_model: str = ""
+    trained: Mapping[str, str] = field(default_factory=dict)
     target: str = ""
     seed: int = 0
     device: str = "cpu"
@@ -68,7 +69,8 @@ class Plan:
     @property
     def _common(self) -> dict[str, Any]:
         names = ("weights", "forward", "draft_model", "target", "dtype", "device", "threads", "max_new_tokens", "seed")
-        return {name: getattr(self, name) for name in names}
+        trained = {"trained": dict(self.trained)} if self.trained else {}
+        return {name: getattr(self, name) for name in names} | trained
 
     def key(self, item: Item, setting: Setting, repetition: int, num: int) -> str:
         own = {"setting": setting.as_fields(), "prompt": list(item.tokens), "repetition": repetition, "num": num}

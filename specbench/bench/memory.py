@@ -30,7 +30,7 @@ from specbench.types import DTYPES
 def measured(
     setting: Setting, *, folder: str, dtype: str, prompt: Sequence[int], num: int, threads: int, **options: Any
 ) -> dict[str, Any]:
-    """The record of kind "memory". options: device, draft_model. RuntimeError with the child's last line."""
+    """The record of kind "memory". options: device, draft_model, trained. RuntimeError with the child's last line."""
     spec = {
         "setting": setting.as_fields(),
         "folder": folder,
@@ -118,6 +118,7 @@ def _child(spec: Mapping[str, Any]) -> dict[str, Any]:
         longest=len(spec["prompt"]) + spec["num"],
         device=device,
         draft_model=spec.get("draft_model", ""),
+        trained=spec.get("trained"),
     )
     side = sides.make(setting)
     side.generate(spec["prompt"][:2], 2)  # what operators compile and keep is made now, and is not the setting's

@@ -14,20 +14,25 @@ from typing import Any, Protocol
 
 import torch
 
+from specbench.bench.costs import arm_costs, forward_seconds, settling
 from specbench.bench.lean import LeanLlama
 from specbench.bench.metrics import RoundCounts
 from specbench.bench.rows import Setting
 from specbench.models import unknown_name
 from specbench.protocols import Drafter, LanguageModel
 from specbench.reference.decoder import Decoder
+from specbench.reference.drafters.adaptive import Costs
 from specbench.reference.drafters.best_first import BestFirstDrafter
 from specbench.reference.drafters.caching import CachingDrafter
+from specbench.reference.drafters.growth import BestFirst
 from specbench.reference.drafters.ngram import NGramDrafter
 from specbench.reference.drafters.sampled import SampledDrafter
+from specbench.reference.drafters.trained import WIDEST, load_adaptive, load_drafter
 from specbench.reference.layouts import LAYOUTS
 from specbench.reference.model import LlamaModel
 from specbench.reference.steps import STEPS
 from specbench.steps import Steps
+from specbench.training import KINDS
 from specbench.types import NEVER_STOP, Generation, Round, Sampling
 
 MAX_NODES = 64  # of a tree
@@ -101,6 +106,9 @@ DRAFTERS: dict[str, Callable[[Setting, LanguageModel, LanguageModel | None], Dra
 }
 WITH_DRAFT_MODEL = ("model", "best_first")
 CHAINS = ("lookup", "suffix")
+ADAPTIVE = ("adaptive", "router")  # by the cost model, by the router that was fitted
+SOME_TOKENS = tuple(range(1, 65))  # a text whose forwards are timed
+BEAM = 8  # nodes of a level that a trained drafter grows, and candidates of each
 
 
 def _drafting(setting: Setting, model: LanguageModel) -> Drafter:
@@ -123,12 +131,43 @@ def _named(small: LanguageModel | None) -> LanguageModel:
     return small
 
 
-def make_drafter(setting: Setting, model: LanguageModel, small: LanguageModel | None = None) -> Drafter | None:
+@dataclass(frozen=True)
+class Trained:
+    """Folders of trained drafters by kind ("heads", "feature" ...), in order of preference for an adaptive one."""
+
+    folders: Mapping[str, str]
+    costs: Callable[[Any], Costs] | None = None  # of the arms of an adaptive drafter over a learned one
+
+    def make(self, setting: Setting, model: LanguageModel) -> Drafter:
+        if setting.drafter in ADAPTIVE:
+            folder = self._folder(next(iter(self.folders), ""), setting.drafter)
+            costs = Costs({1: 1.0}, ()) if self.costs is None else self.costs(load_drafter(folder, model, shape=WIDEST))
+            return load_adaptive(folder, model, costs, routed=setting.drafter == "router")
+        shape = BestFirst(setting.gamma * setting.width, depth=setting.gamma, beam=BEAM, width=BEAM)
+        return load_drafter(self._folder(setting.drafter, setting.drafter), model, shape=shape)
+
+    def _folder(self, kind: str, drafter: str) -> str:
+        if kind not in self.folders:
+            raise ValueError(
+                f"the drafter {drafter!r} needs a trained one for this target: make it by specbench train-drafter and "
+                "name its folder by --trained"
+            )
+        return self.folders[kind]
+
+
+UNTRAINED = Trained({})
+
+
+def make_drafter(
+    setting: Setting, model: LanguageModel, small: LanguageModel | None = None, trained: Trained = UNTRAINED
+) -> Drafter | None:
     """ValueError for an unknown name, and for one that cannot be had over these models."""
     if not setting.drafter:
         return None
+    if setting.drafter in (*KINDS, *ADAPTIVE):
+        return trained.make(setting, model)
     if setting.drafter not in DRAFTERS:
-        raise ValueError(unknown_name("drafter", setting.drafter, DRAFTERS))
+        raise ValueError(unknown_name("drafter", setting.drafter, (*DRAFTERS, *KINDS, *ADAPTIVE)))
     if setting.drafter in CHAINS and setting.width != 1:
         raise ValueError(f"the drafter {setting.drafter!r} drafts chains: width = {setting.width} must be 1")
     return DRAFTERS[setting.drafter](setting, model, small)
@@ -170,19 +209,18 @@ class OwnSide:
         setting: Setting,
         *,
         small: LanguageModel | None = None,
+        trained: Trained = UNTRAINED,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._log: list[Stamp] = []
         self._clock = clock
-        device = getattr(model, "device", torch.device("cpu"))
-        settle = torch.cuda.synchronize if device.type == "cuda" else _nothing
         steps = replace(STEPS, flatten=LAYOUTS[setting.layout])
         self._sampling = Sampling(temperature=setting.temperature)
-        self._drafter = make_drafter(setting, model, small)
+        self._drafter = make_drafter(setting, model, small, trained)
         self.decoder = Decoder(
             model,
             self._drafter,
-            steps=stamped(steps, self._log, clock=clock, settle=settle),
+            steps=stamped(steps, self._log, clock=clock, settle=settling(model)),
             cache=setting.cache,
             max_nodes=MAX_NODES,
             max_depth=max(1, setting.gamma),
@@ -196,10 +234,6 @@ class OwnSide:
         said = self.decoder.generate(prompt, max_new_tokens=num, sampling=self._sampling, seed=seed)
         end = self._clock()
         return _own_answer(said, self._log, start, end)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _own_answer(said: Generation, log: Sequence[Stamp], start: float, end: float) -> Answer:
@@ -327,12 +361,15 @@ class Sides:
         longest: int,
         device: str = "cpu",
         draft_model: str = "",
+        trained: Mapping[str, str] | None = None,
         target: Any = None,
     ) -> None:
-        """longest: tokens of a text, prompt and answer, for which our caches have room. target: an adapter, of settings
-        of side "target"; its plain decoding is `with_drafter(None)`."""
+        """longest: tokens of a text, prompt and answer, for which our caches have room. trained: folders of trained
+        drafters by kind. target: an adapter, of settings of side "target"; its plain decoding is
+        `with_drafter(None)`."""
         self._folder, self._dtype, self._device, self._longest = str(folder), dtype, device, longest
         self._draft_model, self._target = draft_model, target
+        self._trained = Trained(trained or {}, self._arm_costs)
         self._loaded: dict[str, Any] = {}
 
     def make(self, setting: Setting) -> Side:
@@ -341,12 +378,19 @@ class Sides:
             return TransformersSide(self._once("transformers", self._load_transformers), setting)
         if setting.side == "target":
             return TargetSide(self._target if setting.drafter else self._target.with_drafter(None), setting)
-        return OwnSide(self.model, setting, small=self._small(setting))
+        return OwnSide(self.model, setting, small=self._small(setting), trained=self._trained)
 
     def check(self, setting: Setting) -> None:
         """ValueError for a drafter of ours that cannot be had, before anything is measured."""
         if setting.side == "own":
-            make_drafter(setting, self.model, self._small(setting))
+            make_drafter(setting, self.model, self._small(setting), self._trained)
+
+    def forward_seconds(self) -> dict[int, float]:
+        """Of one forward of our model by its rows; measured once."""
+        return self._once("seconds", lambda: forward_seconds(self.model, SOME_TOKENS))
+
+    def _arm_costs(self, learned: Any) -> Costs:
+        return self._once("costs", lambda: arm_costs(self.model, learned, self.forward_seconds(), SOME_TOKENS))
 
     @property
     def model(self) -> LanguageModel:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specbench.bench.metrics import Interval, RoundCounts
+from specbench.costs import cost_of
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,8 @@ class Costs:
     host: float
 
     def forward_of(self, rows: int) -> float:
-        """Between two measured widths on the straight line, outside of them the nearest one's slope."""
-        widths = sorted(self.forward)
-        if len(widths) == 1:
-            return self.forward[widths[0]]
-        right = next((idx for idx, width in enumerate(widths) if width >= rows), len(widths) - 1)
-        low, high = widths[max(0, right - 1)], widths[max(1, right)]
-        slope = (self.forward[high] - self.forward[low]) / (high - low)
-        return self.forward[low] + slope * (rows - low)
+        """As `cost_of` has it."""
+        return cost_of(self.forward, rows)
 
 
 def predicted(rounds: Sequence[RoundCounts], costs: Costs, gamma: int) -> float:

@@ -13,6 +13,8 @@ from specbench.models import fetched
 from specbench.prompts import encode_messages
 from specbench.training import KINDS
 
+READ_AGAIN = 4  # one prompt in so many is about a text that the target has written before
+
 
 def add_options(one: argparse.ArgumentParser, count: Callable[[str], int]) -> None:
     one.add_argument("target", metavar="TARGET", help="a folder, or the name of a fetched model")
@@ -31,34 +33,15 @@ def add_options(one: argparse.ArgumentParser, count: Callable[[str], int]) -> No
 def run(args: argparse.Namespace, command: str) -> int:
     """Goes on where an earlier run with the same folders was stopped."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from specbench.reference.model import LlamaModel
     from specbench.training.fit import Recipe
-    from specbench.training.open_prompts import open_prompts
-    from specbench.training.texts import write_states, write_texts
+    from specbench.training.texts import write_states
     from specbench.training.train import accuracy_table, train
 
     folder = fetched(args.target).path
     texts = args.texts or args.out / "texts"
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    asked = open_prompts(args.num_texts, seed=args.seed)
-    prompts = [encode_messages([("user", one)], tokenizer) for one in asked]
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
-    )
-    ends = model.generation_config.eos_token_id
-    write_texts(
-        model.eval(),
-        prompts,
-        texts,
-        num_new=args.num_tokens,
-        eos_token_ids=ends if isinstance(ends, list) else [] if ends is None else [ends],
-        pad_token_id=tokenizer.pad_token_id or 0,
-        seed=args.seed,
-        progress=_Bar(),
-    )
-    del model
+    _write_texts(args, folder, texts)
     target = LlamaModel.load(folder, dtype=torch.float32)
     write_states(target, texts, progress=_Bar())
     told = train(
@@ -76,6 +59,41 @@ def run(args: argparse.Namespace, command: str) -> int:
     print(accuracy_table(told["accuracies"]))
     print(f"written to {args.out}: {sum(one.stat().st_size for one in args.out.glob('model.*')) / 1e6:.1f} MB")
     return 0
+
+
+def _write_texts(args: argparse.Namespace, folder: str, texts: Path) -> None:
+    """Answers to open prompts, and behind them to prompts about the longest of these answers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from specbench.training.open_prompts import open_prompts, readings
+    from specbench.training.texts import answers, write_texts
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
+    )
+    ends = model.generation_config.eos_token_id
+
+    def ask(prompts: list[str], first_shard: int) -> int:
+        return write_texts(
+            model.eval(),
+            [encode_messages([("user", one)], tokenizer) for one in prompts],
+            texts,
+            num_new=args.num_tokens,
+            eos_token_ids=ends if isinstance(ends, list) else [] if ends is None else [ends],
+            pad_token_id=tokenizer.pad_token_id or 0,
+            seed=args.seed + first_shard,
+            first_shard=first_shard,
+            progress=_Bar(),
+        )
+
+    num_readings = args.num_texts // READ_AGAIN
+    num_shards = ask(open_prompts(args.num_texts - num_readings, seed=args.seed), 0)
+    written = [tokenizer.decode(one, skip_special_tokens=True) for one in answers(texts, num_shards)]
+    longest = sorted(written, key=len, reverse=True)[:num_readings]
+    if longest:
+        ask(readings(longest, seed=args.seed), num_shards)
 
 
 class _Bar:

@@ -28,7 +28,8 @@ Laws = Callable[[Sequence[Text], Tensor, Tensor], list[tuple[Tensor, Tensor]]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """batch: texts a step. rate: of Adam at its highest, falling to a tenth by a cosine."""
+    """batch: texts a step. rate: of Adam at its highest, falling to a tenth by a cosine. bf16: products are formed in
+    bfloat16 (twice as fast where the processor has it); weights, sums over tokens and Adam stay in fp32."""
 
     num_steps: int
     batch: int = 4
@@ -36,6 +37,7 @@ class Recipe:
     warm_up: int = 50
     seed: int = 0
     checkpoint_every: int = 100
+    bf16: bool = True
 
 
 def heads_laws(
@@ -174,7 +176,8 @@ def fit(
     for step in range(done, recipe.num_steps):
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
         chosen = torch.randint(len(texts), (recipe.batch,), generator=generator).tolist()
-        loss = loss_of(laws([texts[idx] for idx in chosen], embedding, output), columns)
+        with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bf16):
+            loss = loss_of(laws([texts[idx] for idx in chosen], embedding, output), columns)
         gradients = torch.autograd.grad(loss, list(trained.values()))
         _adam(trained, moments, gradients, step, recipe)
         losses.append(float(loss.detach()))

@@ -39,15 +39,16 @@ def write_texts(
     eos_token_ids: Sequence[int],
     pad_token_id: int,
     temperatures: Sequence[float] = (0.0, 0.7),
-    batch: int = 16,
+    batch: int = 32,
     seed: int = 0,
+    first_shard: int = 0,
     progress: Progress = lambda *told: None,
 ) -> int:
     """model: a transformers causal LM. Each batch is answered at the next of `temperatures`; answers end behind their
-    first end token. Returns how many shards there are."""
+    first end token. first_shard: the number of the first file. Returns how many shards there are."""
     order = sorted(range(len(prompts)), key=lambda idx: (len(prompts[idx]), idx))  # little padding in a batch
     groups = [order[first : first + batch] for first in range(0, len(order), batch)]
-    for number, group in enumerate(groups):
+    for number, group in enumerate(groups, start=first_shard):
         file = folder / f"texts-{number:04}.safetensors"
         if not file.is_file():
             temperature = temperatures[number % len(temperatures)]
@@ -59,7 +60,7 @@ def write_texts(
                 "starts": torch.tensor([len(one) for one in asked]),
             }
             save_whole(file, shard)
-        progress("texts", number + 1, len(groups))
+        progress("texts", number + 1 - first_shard, len(groups))
     return len(groups)
 
 
@@ -126,6 +127,15 @@ def read_texts(folder: Path) -> Iterator[Text]:
         raise ValueError(f"{folder} holds no states-*.safetensors: write_texts and write_states come first")
 
 
+def answers(folder: Path, num_shards: int) -> list[list[int]]:
+    """What was answered, in the tokens of the first shards."""
+    found = []
+    for number in range(num_shards):
+        file = folder / f"texts-{number:04}.safetensors"
+        found += [text[start:] for text, start in zip(_tokens(file), _starts(file), strict=True)]
+    return found
+
+
 def frequent_ids(texts: Sequence[Text], *, num_ids: int, vocab_size: int) -> Tensor:
     """int64 [num_ids] ascending: the tokens that the target chose most often, and where it chose fewer the lowest ids,
     which byte-pair tokenizers give to what is frequent."""
@@ -142,6 +152,12 @@ def _tokens(file: Path) -> list[list[int]]:
     texts = load_file(file)
     bounds, tokens = texts["cu_tokens"].tolist(), texts["tokens"].tolist()
     return [tokens[first:end] for first, end in pairwise(bounds)]
+
+
+def _starts(file: Path) -> list[int]:
+    from safetensors.torch import load_file
+
+    return load_file(file)["starts"].tolist()
 
 
 def save_whole(file: Path, tensors: dict[str, Tensor]) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 from specbench.reference.drafters.heads import MarkovHeads
 from specbench.reference.drafters.layers import DraftLayers, LayersConfig
+from specbench.reference.drafters.trained import ROUTER, WIDEST, load_drafter
 from specbench.training import KINDS
 from specbench.training.fit import Recipe, accuracies, columns_of, fit, heads_laws, layers_laws
+from specbench.training.router import fit_router, places_of
 from specbench.training.texts import Progress, frequent_ids, read_texts
 
 HELD_BACK = 20  # every so many-th text is not trained on, and tells the accuracies
@@ -33,8 +35,9 @@ def train(
     progress: Progress = lambda *told: None,
 ) -> dict[str, Any]:
     """Trains a drafter of one of KINDS for `target` (a model with `states`, `embedding`, `head` and a `config` of our
-    Llama) on the texts in `folder`, and writes it to `out`. Returns what training.json says: the recipe, the losses,
-    and accuracies [depth][rank] on texts that were held back. about: goes into it as it is."""
+    Llama) on the texts in `folder`, and writes it to `out`, with a router fitted to the texts that were held back where
+    they are long enough. Returns what training.json says: the recipe, the losses, and accuracies [depth][rank] on texts
+    that were held back. about: goes into it as it is."""
     if kind not in KINDS:
         raise ValueError(f"kind = {kind!r} must be one of {', '.join(KINDS)}")
     texts = list(read_texts(folder))
@@ -84,6 +87,9 @@ def train(
     else:
         drafter.write(out)
     (out / "training.json").write_text(json.dumps(told, indent=2) + "\n", "utf-8")
+    places = places_of(load_drafter(out, target, shape=WIDEST), kept_back, progress=progress)
+    if places:  # texts may be too short for the deepest arm
+        fit_router(places, seed=recipe.seed).save(out / ROUTER)
     return told
 
 
