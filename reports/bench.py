@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from specbench.bench.rows import Gate, Row, Run, Setting
@@ -339,6 +340,38 @@ def acceptances(study: Study) -> Table:
         Column("forwards_a_token", "forwards a token", 3),
     )
     return Table("acceptance", "Acceptance", columns, tuple(rows), _marked(study, rows))
+
+
+def ladder(study: Study) -> Table:
+    """The settings of our own decoder in the order in which they were run; none where the run was not of the preset
+    `ladder`. A setting that is not verified has no speed-up."""
+    words = str(study.run.header["command"]).split()
+    is_ladder = ("--preset", "ladder") in pairwise(words)
+    rows = []
+    for name, setting in study.settings.items() if is_ladder else ():
+        if setting.side != "own" or name not in study.told:
+            continue
+        speedup = (study.speedup(name) or {}).get("decode", {})
+        rows.append(
+            {
+                "setting": name,
+                "verdict": study.gate(name).verdict,
+                "num_rounds": study.told[name]["acceptance"]["num_rounds"],
+                "length": study.told[name]["acceptance"]["length"],
+                "speedup": speedup.get("value"),
+                **{end: speedup.get(end) for end in ("low", "high")},
+            }
+        )
+    columns = (
+        text("setting", "step"),
+        text("verdict", "verdict"),
+        count("num_rounds", "n rounds"),
+        Column("length", "tokens a forward", 2),
+        ratio("speedup", "speed-up"),
+        ratio("low", "from"),
+        ratio("high", "to"),
+    )
+    return Table("ladder", "Step by step", columns, tuple(rows), _marked(study, rows))
 
 
 def depths(study: Study) -> Table:

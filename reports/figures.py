@@ -52,6 +52,36 @@ def speedups(rows: Rows, points: Rows) -> Figure:
     return drawing
 
 
+def ladder(rows: Rows) -> Figure:
+    """rows: of `ladder`. A panel a step, on one axis, on which plain decoding is 1: a bar for tokens a forward, a dot
+    with its interval for the speed-up, hollow where that does not leave out 1. What lies between is the cost."""
+    drawing = figure(0.6 + 0.62 * len(rows))
+    panels = drawing.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
+    values = [1.0]
+    for axes, one in zip(panels, rows, strict=True):
+        length, speedup = one["length"], one["speedup"]
+        words = [] if length is None else [f"{length:.2f} tokens"]
+        if length is not None:
+            axes.barh(0, length, height=0.5, color=LIGHT["s2"])
+            values.append(length)
+        if speedup is not None:
+            low, high = _or(one["low"], speedup), _or(one["high"], speedup)
+            is_clear = one["low"] is not None and (low > 1 or high < 1)
+            axes.plot([low, high], [0, 0], color=INK, linewidth=2.2, solid_capstyle="butt")
+            axes.plot(speedup, 0, "o", markersize=6.5, color=INK, markerfacecolor=INK if is_clear else PAPER)
+            values += [low, high]
+            words.append(f"{speedup:.2f}×" if one["low"] is None else f"{speedup:.2f}× [{low:.2f}, {high:.2f}]")
+        axes.set_title(_short(one["setting"], 24), loc="left")
+        axes.set_title(", ".join(words) or "no figure", loc="right")
+        axes.axvline(1, color=SOFT, linewidth=0.9, linestyle=(0, (3, 2)))
+        axes.set_ylim(-0.5, 0.5)
+        axes.yaxis.set_major_locator(NullLocator())
+        axes.spines["left"].set_visible(False)
+    panels[-1].set_xlim(0, 1.05 * max(values))
+    panels[-1].set_xlabel("times plain decoding: tokens a forward (bar), speed-up (dot)")
+    return drawing
+
+
 def categories(rows: Rows, overall: Mapping[str, Any]) -> Figure:
     """rows: of `categories`, one setting's. overall: its row of `speedups`, drawn as a band."""
     drawing = figure(0.6 + 0.26 * len(rows))

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from specbench.record import RunRecord
+from specbench.record import EQUAL, NOISE, RunRecord
 from specbench.reports import bench, engines, figures, kernels, lossiness, trees
 from specbench.reports.bench import Study
 from specbench.reports.table import Column, Table, by, count, named, ratio, share, text
@@ -72,8 +72,8 @@ def drawn(
 
 def of_bench(study: Study) -> list[Section]:
     """Inside `theme.style`."""
-    found = [_verdicts(study), _speedups(study), _gamma(study), _acceptance(study), _lengths(study), _rounds(study)]
-    found += [_memory(study), _costs(study), _looping(study), _machine(study)]
+    found = [_verdicts(study), _ladder(study), _speedups(study), _gamma(study), _acceptance(study), _lengths(study)]
+    found += [_rounds(study), _memory(study), _costs(study), _looping(study), _machine(study)]
     return [one for one in found if one is not None]
 
 
@@ -96,6 +96,24 @@ def _verdicts(study: Study) -> Section:
             "law of the draws was checked.",
         ),
         tables=(table,),
+    )
+
+
+def _ladder(study: Study) -> Section | None:
+    table = bench.ladder(study)
+    if not table.rows:
+        return None
+    verified = sum(one["verdict"] in (EQUAL, NOISE) for one in table.rows)
+    return Section(
+        "ladder",
+        "The ladder, step by step",
+        f"{verified} of {len(table.rows)} steps are verified.",
+        (
+            "tokens a forward: emitted by a verifying forward, the target's own token included, pooled over rounds; "
+            "plain decoding has 1. speed-up: as below, of verified steps alone; a hollow dot's interval holds 1.",
+            "The bar says what a free drafter and free rows would give; the distance to the dot is what they cost.",
+        ),
+        (drawn("Tokens a forward and speed-up of each step", figures.ladder, table),),
     )
 
 

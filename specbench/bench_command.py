@@ -23,23 +23,32 @@ ROWS, SUMMARY, PAGE, REPORT = "rows.jsonl", "summary.json", "summary.md", "repor
 @dataclass(frozen=True)
 class Preset:
     """num_each: prompts a category. drafters: of our own side, with gamma and width. grid: gammas of the lookup that
-    both stacks run."""
+    both stacks run. as_paths: drafters that run once more, each path of a tree written out whole."""
 
     num_each: int
     max_new_tokens: int
     repetitions: int
     grid: tuple[int, ...]
     drafters: tuple[tuple[str, int, int], ...]
+    as_paths: tuple[tuple[str, int, int], ...] = ()
 
 
+LADDER, _TREE = "ladder", ("early_exit", 3, 2)
 PRESETS = {
     "laptop": Preset(2, 40, 2, (3, 5, 10), (("ngram", 5, 1), ("ngram", 4, 2), ("early_exit", 2, 1))),
     "quick": Preset(1, 12, 1, (4,), (("ngram", 4, 1),)),
+    # The steps of docs/ladder.md, in their order.
+    LADDER: Preset(2, 40, 2, (), (("ngram", 4, 1), ("early_exit", 3, 1), _TREE), as_paths=(_TREE,)),
 }
 
 
 def add_options(one: argparse.ArgumentParser, count: Callable[[str], int]) -> None:
-    one.add_argument("--preset", choices=PRESETS, default="laptop", help="laptop (default): ten minutes; quick: one")
+    one.add_argument(
+        "--preset",
+        choices=PRESETS,
+        default="laptop",
+        help="laptop (default): ten minutes; quick: one; ladder: step by step",
+    )
     one.add_argument("--model", metavar="MODEL", help="a name, folder or hub id (default smollm2, or the target's own)")
     one.add_argument("--target", metavar="TARGET", help="as for check, with generate: measured beside our own decoder")
     one.add_argument("--draft-model", default="", metavar="DIR", help="a small model as one more drafter")
@@ -103,6 +112,10 @@ def settings_of(args: argparse.Namespace, *, has_target: bool, has_plain_target:
         if name == "lookup":
             theirs = {"side": "transformers", "drafter": "lookup", "gamma": gamma}
             found.append(Setting(f"transformers lookup {gamma}", **theirs, **sampled))
+    if not args.drafters:
+        for name, gamma, width in preset.as_paths:
+            paths = {**common, "layout": "path_batch"}
+            found.append(Setting(f"{name} {gamma}x{width} as paths", drafter=name, gamma=gamma, width=width, **paths))
     if has_plain_target:
         found.append(Setting("target plain", side="target", **sampled))
     if has_target:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,19 @@ def test_trees_written_out_as_paths_are_measured_too(folder: Path, tmp_path: Pat
     assert bench(folder, tmp_path, "--drafters", "ngram:3:2", "--layout", "path_batch") == 0
     run = read(tmp_path / ROWS)
     assert (run.settings["ngram 3x2"].layout, run.gates["ngram 3x2"].verdict) == ("path_batch", "EQUAL")
+
+
+def test_a_ladder_has_its_trees_as_paths_too(folder: Path, tmp_path: Path) -> None:
+    words = ["--model", str(folder), "--dtype", "fp32", "--max-new-tokens", "6", "--repetitions", "1", "--no-memory"]
+    assert cli.main(["bench", "--preset", "ladder", *words, "--threads", "1", "--out", str(tmp_path)]) == 0
+    settings = read(tmp_path / ROWS).settings
+    assert [*settings] == [
+        *("plain", "transformers", "ngram 4", "early_exit 3", "early_exit 3x2", "early_exit 3x2 as paths")
+    ]
+    assert settings["early_exit 3x2 as paths"] == replace(
+        settings["early_exit 3x2"], name="early_exit 3x2 as paths", layout="path_batch"
+    )
+    assert '<section id="ladder"' in (tmp_path / bench_command.REPORT / "index.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
 """Every fenced code block of DOCUMENTS is run, here or by .ci/run, or says that it is no code to run.
 
 Unmarked `python` and `bash` blocks are run here, from the root of the checkout. A comment on the line before a block
-says otherwise: `<!-- ci: NAME -->` (.ci/run executes it), `<!-- output of: COMMAND -->`, `<!-- example -->`.
+says otherwise: `<!-- ci: NAME -->` (.ci/run executes it), `<!-- output of: COMMAND -->`, `<!-- example -->`,
+`<!-- session -->` (Python that goes on from the session's blocks before it; what it prints is the block behind it,
+marked `<!-- printed -->`), `<!-- smoke: WORDS -->` (run with WORDS added, on a tiny model in place of smollm2).
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import subprocess
 import sys
@@ -16,7 +20,8 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [name for name in ("README.md", "DEVELOPERS.md", "docs/kernels.md") if (ROOT / name).is_file()]
+NAMES = ("README.md", "DEVELOPERS.md", "docs/kernels.md", "docs/ladder.md")
+DOCUMENTS = [name for name in NAMES if (ROOT / name).is_file()]
 RUNNERS = {"python": [sys.executable, "-"], "bash": ["bash", "-euo", "pipefail", "-s"]}
 SECONDS = 120
 
@@ -40,10 +45,50 @@ BLOCKS = {
 }
 
 
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that a command can take for smollm2, whose words are few."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from specbench.reference.model import LlamaConfig, tiny_llama
+
+    words = ["?", *"the a of and to in is it that for you . , : what how write this one as be".split()]
+    config = LlamaConfig(len(words), 32, 48, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8)
+    folder = tmp_path_factory.mktemp("docs") / "tiny"
+    tiny_llama(config, seed=5).to(torch.float32).save(folder)
+    inner = Tokenizer(models.WordLevel({word: idx for idx, word in enumerate(words)}, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?").save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize("where", BLOCKS)
-def test_code_block_runs_or_says_why_not(where: str) -> None:
-    complaint = complaint_about(BLOCKS[where], where.split(":")[0], (ROOT / ".ci" / "run").read_text("utf-8"))
+def test_code_block_runs_or_says_why_not(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    block = BLOCKS[where]
+    if block.marker.startswith("smoke: "):
+        block = smoke(block, request.getfixturevalue("tiny_model"), tmp_path)
+    complaint = complaint_about(block, where.split(":")[0], (ROOT / ".ci" / "run").read_text("utf-8"))
     assert complaint == "", f"{where}: {complaint}"
+
+
+def smoke(block: ci_blocks.Block, model: Path, folder: Path) -> ci_blocks.Block:
+    """The block's command on a tiny model, with its marker's words added; OUT is a folder to write to."""
+    text = block.text.rstrip("\n").replace("smollm2", str(model)) + " " + block.marker.removeprefix("smoke: ")
+    return ci_blocks.Block(block.line, block.language, "", text.replace("OUT", str(folder / "out")) + "\n")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_session_prints_what_it_is_said_to(name: str) -> None:
+    blocks = [block for where, block in BLOCKS.items() if where.startswith(f"{name}:")]
+    scope: dict[str, object] = {}
+    for block, printed in zip(blocks, [*blocks[1:], None], strict=True):
+        if block.marker == "session":
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                exec(compile(block.text, f"{name}:{block.line}", "exec"), scope)
+            expected = printed.text if printed is not None and printed.marker == "printed" else ""
+            assert said.getvalue() == expected, f"{name}:{block.line}"
 
 
 def test_readme_has_the_two_commands_that_ci_runs() -> None:
@@ -64,6 +109,8 @@ COMPLAINTS = {
         "<!-- example -->\n```python\n1 / 0\n```",
         "a python block is code: run it, or let .ci/run do so with <!-- ci: NAME -->",
     ),
+    "a session's": ("<!-- session -->\n```python\n1 / 0\n```", ""),  # it is run by a test of its own
+    "a session in another language": ("<!-- session -->\n```bash\nexit 3\n```", "a session is python"),
     "run by ci": ("<!-- ci: main-job -->\n```bash\nexit 3\n```", ""),
     "run by nobody": ("<!-- ci: nobody -->\n```bash\nexit 3\n```", ".ci/run has no `block README.md nobody`"),
     "marker of another block": (
@@ -91,7 +138,9 @@ def complaint_about(block: ci_blocks.Block, document: str, ci_script: str) -> st
     if block.marker.startswith("ci: "):
         call = f"block {document} {block.marker.removeprefix('ci: ')}"
         return "" if f"{call}\n" in ci_script else f".ci/run has no `{call}`"
-    if block.marker == "example" or block.marker.startswith("output of: "):
+    if block.marker == "session":
+        return "" if block.language == "python" else "a session is python"
+    if block.marker in ("example", "printed") or block.marker.startswith("output of: "):
         code = block.language in RUNNERS
         return f"a {block.language} block is code: run it, or let .ci/run do so with <!-- ci: NAME -->" if code else ""
     if block.language not in RUNNERS:

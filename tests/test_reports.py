@@ -496,6 +496,42 @@ def test_name_that_begins_with_an_underscore_is_in_the_legend(study: Study) -> N
     assert [one.get_text().strip() for one in legend.get_texts()] == ["_mine"]
 
 
+@pytest.fixture
+def ladder(tmp_path: Path) -> Path:
+    """The same rows, of the preset `ladder`."""
+    header, *others = bench_file.records()
+    path = tmp_path / "ladder.jsonl"
+    lines = [{**header, "command": "specbench bench --preset ladder"}, *others]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    return path
+
+
+def test_steps_of_a_ladder_are_our_own_settings_in_their_order(ladder: Path, study: Study) -> None:
+    """Of the last, which has no verdict, nothing but its rounds: 11 tokens of 5, as of all that draft."""
+    rows = bench.ladder(Study(read(ladder))).rows
+    found = [(row["setting"], row["verdict"], row["length"], row["speedup"]) for row in rows]
+    assert found[:2] == [("plain", "EQUAL", 1.0, 1.0), ("ngram-2", "EQUAL", 2.2, pytest.approx(1.25))]
+    assert found[-1][1:] == ("NOT TESTED", 2.2, None)
+    assert [one[0] for one in found[2:6]] == ["ngram-4", "ngram-8", "early_exit-2", "slow"]
+    assert bench.ladder(study).rows == ()
+
+
+def test_each_step_of_a_ladder_has_its_plot(ladder: Path) -> None:
+    rows = bench.ladder(Study(read(ladder))).rows
+    with theme.style():
+        panels = figures.ladder(rows).axes
+    bars = [panel.patches[0].get_width() for panel in panels]
+    dots = [[line.get_xdata()[0] for line in panel.lines if line.get_markersize() == 6.5] for panel in panels]
+    assert bars == [row["length"] for row in rows]
+    assert dots == [[] if row["speedup"] is None else [row["speedup"]] for row in rows]
+
+
+def test_section_of_a_ladder_stands_behind_the_verdicts(ladder: Path) -> None:
+    found = report.read([ladder])[1]
+    assert [one.id for one in found][:3] == ["verdicts", "ladder", "speedups"]
+    assert found[1].finding == "6 of 7 steps are verified."
+
+
 def test_curves_of_gamma_are_the_tables(study: Study) -> None:
     with theme.style():
         (panel,) = figures.gamma(bench.gammas(study).rows).axes
