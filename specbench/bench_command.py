@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,24 +133,57 @@ def bench(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    import torch
     from transformers.utils import logging
 
+    logging.disable_progress_bar()
+    made = prepared(args, load_generator(args.target))
+    plan = made.plan
+    header = header_of(plan.definition, command=_command(args), device=args.device)
+    file = RowFile(args.out / ROWS, header, resume=args.resume)
+    progress = Progress()
+    try:
+        gated(made, file, progress)
+        if not args.no_memory:
+            _memory(args, plan, made.folder, file, progress)
+    finally:
+        progress.end()
+        run = read(file.path)
+        if run.rows:
+            _tell(run, args.out)
+    return int(any(one.verdict == "BUG" for one in run.gates.values()))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a run needs, and nothing measured yet. plan, sides: of `bench.loop` and `bench.sides`. folder: of the
+    model. ends: its end tokens."""
+
+    plan: Any
+    sides: Any
+    folder: str
+    ends: tuple[int, ...]
+
+
+def prepared(args: argparse.Namespace, adapter: Any, items: Sequence[Any] = ()) -> Prepared:
+    """args: as `add_options` has them. adapter: a target's, or None. items: prompts in tokens, for a model without a
+    tokenizer; none are the workload's. ValueError for what cannot be measured."""
+    import torch
+
     from specbench.bench.costs import CONTEXT, WIDTHS
-    from specbench.bench.loop import WARM_UP, Plan, measure, plain_texts
-    from specbench.bench.sides import OwnSide, Sides
+    from specbench.bench.loop import WARM_UP, Plan
+    from specbench.bench.sides import Sides
     from specbench.shipped import digest_of, trained_for
     from specbench.types import DTYPES
 
-    logging.disable_progress_bar()
-    adapter = _target(args.target)
     model = models.fetched(str(args.model or getattr(adapter, "checkpoint", None) or models.DEFAULT_MODEL))
     if args.threads:
         torch.set_num_threads(args.threads)
     preset, has_plain = PRESETS[args.preset], callable(getattr(adapter, "with_drafter", None))
     trained = trained_for(model.path, args.trained)
     settings = settings_of(args, has_target=adapter is not None, has_plain_target=has_plain)
-    items, ends = _items(model.path, args.workload, args.prompts or preset.num_each)
+    ends: tuple[int, ...] = ()
+    if not items:
+        items, ends = _items(model.path, args.workload, args.prompts or preset.num_each)
     num_new = args.max_new_tokens or preset.max_new_tokens
     sides = Sides(
         model.path,
@@ -162,7 +195,7 @@ def _bench(args: argparse.Namespace) -> int:
         target=adapter,
     )
     plan = Plan(
-        items=items,
+        items=tuple(items),
         settings=tuple(settings),
         weights=model.label,
         dtype=args.dtype,
@@ -177,29 +210,29 @@ def _bench(args: argparse.Namespace) -> int:
     )
     for one in settings:
         sides.check(one)
-    header = header_of(plan.definition, command=_command(args), device=args.device)
-    file = RowFile(args.out / ROWS, header, resume=args.resume)
-    progress = Progress()
+    return Prepared(plan, sides, model.path, ends)
+
+
+def gated(made: Prepared, file: RowFile, progress: Progress) -> None:
+    """Plain texts, the cost of a forward, every row, and a gate for every setting: what the file lacks of them."""
+    from specbench.bench.costs import CONTEXT
+    from specbench.bench.loop import measure, plain_texts
+    from specbench.bench.sides import OwnSide
+
+    plan, sides = made.plan, made.sides
     progress.say("plain texts, by which all are judged")
-    plain = plain_texts(plan, OwnSide(sides.model, Setting("plain")).decoder, ends, file)
-    nums = {name: plan.max_new_tokens if args.temperature else len(one) for name, one in plain.items()}
+    plain = plain_texts(plan, OwnSide(sides.model, Setting("plain")).decoder, made.ends, file)
+    is_sampled = any(one.temperature for one in plan.settings)
+    nums = {name: plan.max_new_tokens if is_sampled else len(one) for name, one in plain.items()}
     if not any(one["kind"] == "cost" for one in file.records):
         seconds = {str(width): one for width, one in sides.forward_seconds().items()}
         file.append({"kind": "cost", "model": "own", "context": CONTEXT, "seconds": seconds})
-    try:
-        measure(plan, sides.make, nums, file, tell=progress)
-        _judge(plan, model.path, plain, file, progress)
-        if not args.no_memory:
-            _memory(args, plan, model.path, file, progress)
-    finally:
-        progress.end()
-        run = read(file.path)
-        if run.rows:
-            _tell(run, args.out)
-    return int(any(one.verdict == "BUG" for one in run.gates.values()))
+    measure(plan, sides.make, nums, file, tell=progress)
+    _judge(plan, made.folder, plain, file, progress)
 
 
-def _target(name: str | None) -> Any:
+def load_generator(name: str | None) -> Any:
+    """The adapter of a target that generates. ValueError for any other."""
     if name is None:
         return None
     from specbench.loading import TargetError, load_target

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import importlib.util
 import math
 import os
 import random
@@ -42,6 +43,8 @@ GATE = pytest.StashKey[Gate]()
 REPLAY = pytest.StashKey[str]()  # the replay string, empty without one
 REPLAY_SEED = pytest.StashKey["int | None"]()  # the seed that a case file names
 
+BENCHMARKS = "specbench.suites.benchmark"
+ONE_AFTER_THE_OTHER = "suites/benchmark takes times one after the other, in one process: leave out xdist's -n"
 MAX_CAPTURED = 20_000  # characters of what a target printed or of a message it had a part in, and of one sentence
 MAX_SENTENCE = 2_000
 USUAL_MEMORY = 16.0  # GiB
@@ -123,6 +126,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write no prompt, token id or word of the target anywhere: short pseudonyms stand for them",
     )
+    group.addoption(
+        "--benchmark",
+        action="store_true",
+        dest="specbench_benchmark",
+        help="run the benchmark suite and nothing else: `pytest suites/benchmark --benchmark-only` from anywhere",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -132,6 +141,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _check_profile(config)
     _check_limits(config)
     _name_the_target(config)
+    _choose_benchmarks(config)
     config.stash[REQUIRED] = _required_claims(config.getoption("--specbench-require"))
     try:
         config.stash[REPLAY], config.stash[REPLAY_SEED] = _replay(config)
@@ -189,6 +199,22 @@ def _name_the_target(config: pytest.Config) -> None:
         config.option.specbench_target = through_shim(python, name)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def _choose_benchmarks(config: pytest.Config) -> None:
+    """--benchmark: the suite stands in for paths that were not named, wherever pytest was started."""
+    if not config.getoption("specbench_benchmark"):
+        return
+    if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
+        raise pytest.UsageError(ONE_AFTER_THE_OTHER)
+    if not config.pluginmanager.has_plugin("benchmark"):
+        raise pytest.UsageError("--benchmark needs pytest-benchmark: leave out -p no:benchmark")
+    if config.args_source != pytest.Config.ArgsSource.ARGS:
+        spec = importlib.util.find_spec(BENCHMARKS)
+        assert spec is not None and spec.submodule_search_locations
+        config.args[:] = [str(spec.submodule_search_locations[0])]
+        config.args_source = pytest.Config.ArgsSource.ARGS
+    config.option.benchmark_only = True  # pytest-benchmark looks at it when it is configured, which is after us
 
 
 def _register_profiles() -> None:

@@ -16,24 +16,9 @@ from specbench.suites.benchmark.kernels import DEVICE
 from specbench.suites.benchmark.kernels.__main__ import Job, all_jobs
 from specbench.suites.benchmark.kernels.clock import FEWEST, WARM_UPS, Call, CudaClock
 from specbench.suites.benchmark.kernels.rows import NO_GPU, NOT_RUN, TIMED, Contender
+from specbench.suites.benchmark.played import PLAYED
 
 HAS_GPU = DEVICE != "cpu"
-
-
-class Played:
-    """Seconds of the device, summed up: what pytest-benchmark reads as its timer before and after each call."""
-
-    def __init__(self) -> None:
-        self.total = 0.0
-
-    def once(self, once: Callable[[Call], float], call: Call) -> None:
-        self.total += once(call)
-
-    def read(self) -> float:
-        return self.total
-
-
-PLAYED = Played()
 
 
 def cases() -> list[Any]:

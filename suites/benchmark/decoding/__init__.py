@@ -1,0 +1,1 @@
+"""Whole decoders against the clock: ours, transformers' and a target."""
