@@ -107,7 +107,6 @@ DRAFTERS: dict[str, Callable[[Setting, LanguageModel, LanguageModel | None], Dra
 WITH_DRAFT_MODEL = ("model", "best_first")
 CHAINS = ("lookup", "suffix")
 ADAPTIVE = ("adaptive", "router")  # by the cost model, by the router that was fitted
-SOME_TOKENS = tuple(range(1, 65))  # a text whose forwards are timed
 BEAM = 8  # nodes of a level that a trained drafter grows, and candidates of each
 
 
@@ -387,10 +386,15 @@ class Sides:
 
     def forward_seconds(self) -> dict[int, float]:
         """Of one forward of our model by its rows; measured once."""
-        return self._once("seconds", lambda: forward_seconds(self.model, SOME_TOKENS))
+        return self._once("seconds", lambda: forward_seconds(self.model, self._some_tokens))
 
     def _arm_costs(self, learned: Any) -> Costs:
-        return self._once("costs", lambda: arm_costs(self.model, learned, self.forward_seconds(), SOME_TOKENS))
+        return self._once("costs", lambda: arm_costs(self.model, learned, self.forward_seconds(), self._some_tokens))
+
+    @property
+    def _some_tokens(self) -> range:
+        """A text whose forwards are timed."""
+        return range(min(64, self.model.vocab_size))
 
     @property
     def model(self) -> LanguageModel:
