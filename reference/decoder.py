@@ -59,7 +59,13 @@ class Decoder(TreeSession):
         batch_steps: BatchSteps = BATCH_STEPS,
         group: Group | None = None,
     ) -> None:
-        super().__init__(model, steps=steps, cache=cache, keeps_states=getattr(drafter, "reads_target_state", False))
+        super().__init__(
+            model,
+            steps=steps,
+            cache=cache,
+            keeps_states=getattr(drafter, "reads_target_state", False),
+            state_layers=getattr(drafter, "state_layers", ()),
+        )
         self._drafter = drafter
         self._batch_steps = batch_steps
         self._group = group

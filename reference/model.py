@@ -101,6 +101,7 @@ class LlamaModel:
         self._codec = ""
         self._fused: FusedAttention | None = None
         self._sink: StateSink | None = None
+        self._sink_layers: tuple[int, ...] = ()
         self._embedding = weights["model.embed_tokens.weight"]
         self._head = self._embedding if config.tied else weights["lm_head.weight"]
         # fp16 and bf16 keep norms, angles and softmax in fp32; fp32 and fp64 compute throughout in their own dtype.
@@ -151,10 +152,13 @@ class LlamaModel:
         twin._fused = attention
         return twin
 
-    def with_state_sink(self, sink: StateSink | None) -> LlamaModel:
-        """The same weights; each forward behind a cache hands `sink` what its logits are made of, float [M, hidden]."""
+    def with_state_sink(self, sink: StateSink | None, layers: Sequence[int] = ()) -> LlamaModel:
+        """The same weights; each forward behind a cache hands `sink` what its logits are made of, float [M, hidden], or
+        where layers are named, what these are given, float [M, len(layers) * hidden]."""
+        if layers and type(self).forward is not LlamaModel.forward:
+            raise ValueError(f"{self.name} does not tell what its layers are given: use the model that it was made of")
         twin = copy.copy(self)
-        twin._sink = sink
+        twin._sink, twin._sink_layers = sink, tuple(layers)
         return twin
 
     def first_layers(self, num_layers: int) -> LlamaModel:
@@ -194,17 +198,19 @@ class LlamaModel:
             other = " of other rows" if hasattr(cache, "spec") else ""
             raise ValueError(f"cache is a {type(cache).__name__}{other}, must be from this model's new_cache()")
         prefix_len = cache.length
+        given = Taps() if taps is None and self._sink_layers else taps
         if taps is not None:
             prefix = torch.ones(flat.num_rows, prefix_len, dtype=torch.bool)
             taps.node_of_row, taps.position_ids = flat.node_of_row, flat.position_ids
             taps.mask = torch.cat([prefix, flat.mask], dim=1)  # [M, P+M]
         mix = self._mix_behind(cast(AppendableCache, cache), flat, taps)
-        hidden = self._hidden_states(flat.tokens[None], mix, taps)
+        hidden = self._hidden_states(flat.tokens[None], mix, given)
+        if self._sink is not None:
+            asked = self._layer_inputs(flat.tokens[None], given, self._sink_layers) if self._sink_layers else hidden
+            self._sink(asked[0])
         if taps is not None:
             for layer in taps.layers:
                 _drop_batch(layer, num_keys=prefix_len + flat.num_rows)
-        if self._sink is not None:
-            self._sink(hidden[0])
         return hidden[0] @ self._head.T
 
     @torch.no_grad()
@@ -212,6 +218,19 @@ class LlamaModel:
         """float [S, hidden]: what the logits of a whole text are made of."""
         mix = self._mix_causal(torch.arange(len(tokens)), None)
         return self._hidden_states(torch.tensor([list(tokens)], dtype=torch.int64), mix, None)[0]
+
+    @torch.no_grad()
+    def layer_inputs(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
+        """float [S, len(layers) * hidden]: what these layers are given of a whole text, side by side."""
+        ids, taps = torch.tensor([list(tokens)], dtype=torch.int64), Taps()
+        self._hidden_states(ids, self._mix_causal(torch.arange(len(tokens)), None), taps)
+        return self._layer_inputs(ids, taps, layers)[0]
+
+    def _layer_inputs(self, tokens: Tensor, taps: Taps | None, layers: Sequence[int]) -> Tensor:
+        """tokens: int64 [B, M], taps: of their forward. Returns float [B, M, len(layers) * hidden]."""
+        assert taps is not None
+        given = [self._embedding[tokens.to(self.device)], *(one.hidden_state for one in taps.layers)]
+        return torch.cat([cast(Tensor, given[layer]) for layer in layers], dim=-1)
 
     @torch.no_grad()
     def causal(self, tokens: Tensor, *, taps: Taps | None = None) -> Tensor:
@@ -246,13 +265,16 @@ class LlamaModel:
             hidden = hidden + attention_output
             normed = self._norm(hidden, prefix + "post_attention_layernorm.weight")
             gate = torch.nn.functional.silu(self._linear(normed, prefix + "mlp.gate_proj"))
-            hidden = hidden + self._linear(
-                gate * self._linear(normed, prefix + "mlp.up_proj"), prefix + "mlp.down_proj"
-            )
+            inner = self._activations(gate * self._linear(normed, prefix + "mlp.up_proj"))
+            hidden = hidden + self._linear(inner, prefix + "mlp.down_proj")
             if taps is not None:
                 tap = taps.layer(layer)
                 tap.attention_weights, tap.attention_output, tap.hidden_state = weights, attention_output, hidden
         return self._norm(hidden, "model.norm.weight")
+
+    def _activations(self, inner: Tensor) -> Tensor:
+        """What the last matrix of a feed-forward block is given, float [B, M, inner]; row by row."""
+        return inner
 
     def _mix_by(self, position_ids: Tensor, attend: Attend) -> Mix:
         """Self-attention around `attend`: projections and rotary embedding before it, the output projection behind."""

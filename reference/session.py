@@ -30,15 +30,22 @@ class TreeSession:
     reads_dead_rows = False  # storage that holds no row may be NaN and nothing comes of it
 
     def __init__(
-        self, model: LanguageModel, *, steps: Steps = STEPS, cache: str = "contiguous", keeps_states: bool = False
+        self,
+        model: LanguageModel,
+        *,
+        steps: Steps = STEPS,
+        cache: str = "contiguous",
+        keeps_states: bool = False,
+        state_layers: Sequence[int] = (),
     ) -> None:
-        """keeps_states: of every committed token what its logits were made of, where the model tells it."""
+        """keeps_states: of every committed token what its logits were made of, where the model tells it; with
+        state_layers, what these layers were given instead."""
         self.steps = steps
         self.model: Any = model
         self._states: _States | None = None
         if keeps_states and hasattr(model, "with_state_sink"):
-            self._states = _States()
-            self.model = model.with_state_sink(self._states.of_forward.append)
+            self._states, self._state_layers = _States(), tuple(state_layers)
+            self.model = self._heard(self.model, self._states)
         self._cache_kind = cache
         self._cache = model.new_cache(cache)
         self._tokens: list[int] = []  # what the committed rows were computed from
@@ -59,8 +66,8 @@ class TreeSession:
 
     @property
     def states(self) -> Tensor | None:
-        """float [cache_len, hidden]: what the logits of the committed tokens were made of; None where nobody tells or
-        nothing is committed."""
+        """float [cache_len, hidden]: what the logits of the committed tokens were made of, or what `state_layers` were
+        given, side by side; None where nobody tells or nothing is committed."""
         return None if self._states is None else self._states.committed
 
     @property
@@ -148,7 +155,7 @@ class TreeSession:
         twin._pending, twin._tokens = None, list(self._tokens)
         if self._states is not None:
             twin._states = _States(self._states.committed)
-            twin.model = self.model.with_state_sink(twin._states.of_forward.append)
+            twin.model = self._heard(self.model, twin._states)
         if hasattr(self._cache, "fork"):
             twin._cache = self._cache.fork()
             twin.truncate(committed)
@@ -156,6 +163,11 @@ class TreeSession:
             twin._cache = self.model.new_cache(self._cache_kind)
             twin.prefill(twin._tokens)
         return twin
+
+    def _heard(self, model: Any, states: _States) -> Any:
+        """The model, whose forwards go to `states` too."""
+        sink = states.of_forward.append
+        return model.with_state_sink(sink, self._state_layers) if self._state_layers else model.with_state_sink(sink)
 
     def poison(self, value: float) -> None:
         """Overwrites all cache storage that holds no row with `value`: nothing may come of it, NaN included."""

@@ -139,7 +139,8 @@ class Drafter(Protocol):
 
     Optional: `observe(result: VerifyResult)` is told after each round what was accepted; `reset()` forgets all texts.
     With `reads_target_state = True` the decoder passes `target_state: TargetState` where it has it; a drafter that is
-    not given one must come to the same drafts by itself. Siblings that were drawn stand in the order of the draws.
+    not given one must come to the same drafts by itself. `state_layers`, a tuple of layers counted from 0, asks for
+    what these are given instead of the last state. Siblings that were drawn stand in the order of the draws.
     """
 
     def draft(

@@ -280,7 +280,8 @@ class TargetState:
     """What a target knows of a context that it has decoded: for drafters that go on from its features.
 
     hidden: float [S, hidden], row i what the target's output matrix saw at token i (after the last norm), so that its
-    logits predict token i + 1. S = len(context) - 1: the root has not been computed yet.
+    logits predict token i + 1. S = len(context) - 1: the root has not been computed yet. For a drafter with
+    `state_layers`, a tuple of layers counted from 0, what these were given at token i, side by side.
     """
 
     hidden: Tensor

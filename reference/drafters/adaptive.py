@@ -173,6 +173,7 @@ class AdaptiveDrafter:
     ) -> None:
         if arms[0] != Arm() or len(costs.drafting) != len(arms):
             raise ValueError(f"arms must begin with {Arm()} and have a cost each, {len(costs.drafting)} are given")
+        self.state_layers = getattr(learned, "state_layers", ())
         self.members: dict[str, Any] = {
             "lookup": SuffixDrafter(num_nodes=max(one.nodes for one in arms), gamma=max(one.depth for one in arms)),
             "learned": learned,

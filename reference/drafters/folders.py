@@ -13,11 +13,11 @@ from torch import Tensor
 from specbench.types import TargetState
 
 
-def states_of(target: Any, context: Sequence[int], given: TargetState | None) -> Tensor:
-    """float [S, hidden] of all tokens of a context but the last; computed where they are not given. ValueError where
-    they belong to another context."""
+def states_of(target: Any, context: Sequence[int], given: TargetState | None, *, layers: Sequence[int] = ()) -> Tensor:
+    """float [S, hidden] of all tokens of a context but the last, or float [S, len(layers) * hidden], what these layers
+    were given; computed where they are not given. ValueError where they belong to another context."""
     if given is None:
-        return target.states(context[:-1])
+        return target.layer_inputs(context[:-1], layers) if layers else target.states(context[:-1])
     if len(given.hidden) != len(context) - 1:
         raise ValueError(
             f"target_state.hidden has {len(given.hidden)} rows, must have {len(context) - 1} (a context of "

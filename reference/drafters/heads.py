@@ -36,7 +36,7 @@ from specbench.types import Sampling, TargetState
 
 @dataclass(frozen=True)
 class HeadsConfig:
-    """vocab_size: of the target. num_ids: columns of the heads' law."""
+    """vocab_size: of the target. num_ids: columns of the heads' law. own_outputs: each head has an output matrix."""
 
     hidden_size: int
     vocab_size: int
@@ -44,17 +44,20 @@ class HeadsConfig:
     num_ids: int
     conditioned: bool = True
     kind: str = "markov_heads"
+    own_outputs: bool = False
 
 
 class MarkovHeads:
     """weights: "heads.{i}.weight" [H, H], or [H, 2 H] of conditioned ones, "heads.{i}.bias" [H]; "ids" int64 [V'], the
-    tokens that can be drafted, in ascending order."""
+    tokens that can be drafted, in ascending order; "heads.{i}.output" [V', H] where heads have outputs of their own."""
 
     def __init__(self, config: HeadsConfig, weights: dict[str, Tensor]) -> None:
         wide = 2 * config.hidden_size if config.conditioned else config.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"ids": (config.num_ids,)}
         for idx in range(config.num_heads):
             shapes |= {f"heads.{idx}.weight": (config.hidden_size, wide), f"heads.{idx}.bias": (config.hidden_size,)}
+            if config.own_outputs:
+                shapes[f"heads.{idx}.output"] = (config.num_ids, config.hidden_size)
         check_weights("heads", weights, shapes)
         check_ids(weights["ids"], config.vocab_size)
         self.config, self.weights = config, weights
@@ -93,6 +96,10 @@ class MarkovHeads:
         inner = seen @ self.weights[f"heads.{idx}.weight"].T + self.weights[f"heads.{idx}.bias"]
         return base + torch.nn.functional.silu(inner)
 
+    def output(self, idx: int, shared: Tensor) -> Tensor:
+        """float [V', H], head idx's output matrix: its own, or `shared`, the target's rows."""
+        return self.weights.get(f"heads.{idx}.output", shared)
+
     def to(self, dtype: torch.dtype, device: str | torch.device | None = None) -> MarkovHeads:
         return MarkovHeads(self.config, converted(self.weights, dtype, device))
 
@@ -128,7 +135,7 @@ class HeadsDrafter:
         hidden = states_of(self._target, context, target_state)[roots.start - 1 : roots.stop - 1]
         embedded = self._target.embedding[context[roots.start : roots.stop]]
         states = self._heads.next_state(0, hidden, hidden, embedded)
-        return (states @ self._output.T).float().log_softmax(-1)
+        return (states @ self._heads.output(0, self._output).T).float().log_softmax(-1)
 
     def draft(
         self,
@@ -161,6 +168,7 @@ class _HeadsLaw:
         before = torch.stack([self._state_of.get(parents[node], self._hidden) for node in level])
         embedded = self._embedding[[tokens[node] for node in level]]
         states = self._heads.next_state(self._depth, self._hidden.expand_as(before), before, embedded)
+        output = self._heads.output(self._depth, self._output)
         self._depth += 1
         self._state_of |= dict(zip(level, states, strict=True))
-        return (states @ self._output.T).float().log_softmax(-1)
+        return (states @ output.T).float().log_softmax(-1)

@@ -8,6 +8,7 @@ at position j - 1, over the rows of the tokens before it (the first token has no
 the target's logits at token j were made of; where the target has not been yet, at drafted nodes, g stands in for f. E
 is the target's embedding, U the rows of its output matrix for a reduced vocabulary. Rows of committed tokens are
 computed once, from true features, and cached; rows of drafted nodes, computed from guesses, are dropped after a draft.
+EAGLE-3's layers, which read more of the target, are in `fused.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ KIND = "draft_layers"
 
 @dataclass(frozen=True)
 class LayersConfig:
-    """Sizes of the layers; vocab_size: of the target, num_ids: columns of the drafter's law."""
+    """Sizes of the layers; vocab_size: of the target, num_ids: columns of the drafter's law. has_outer_norms: False
+    where there is no norm before the first layer's attention and none behind the last layer, as EAGLE published it."""
 
     hidden_size: int
     intermediate_size: int
@@ -55,14 +57,28 @@ class LayersConfig:
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
     kind: str = KIND
+    has_outer_norms: bool = True
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every tensor but "ids", by the name that it has in a checkpoint."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {"model.norm.weight": (hidden,)}
+        """Of every tensor that there must be but "ids", by the name that it has in a checkpoint."""
+        hidden = self.hidden_size
+        shapes = self.layer_shapes() | {"model.norm.weight": (hidden,)}
         if self.reads_features:
             shapes["fc.weight"] = (hidden, 2 * hidden)
+        if not self.has_outer_norms:
+            del shapes["model.norm.weight"], shapes["model.layers.0.input_layernorm.weight"]
+        return shapes
+
+    def optional_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of tensors that may be there: a bias, and matrices in place of the target's."""
+        hidden = self.hidden_size
+        own = {"embedding.weight": (self.vocab_size, hidden), "output.weight": (self.num_ids, hidden)}
+        return own | ({"fc.bias": (hidden,)} if self.reads_features else {})
+
+    def layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        hidden, inner = self.hidden_size, self.intermediate_size
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {}
         for layer in range(self.num_layers):
             prefix = f"model.layers.{layer}."
             shapes |= {
@@ -82,8 +98,12 @@ class LayersConfig:
 class DraftLayers(LlamaModel):
     """weights: as `LayersConfig.shapes` says, and "ids" int64 [V'], the tokens that can be drafted, ascending."""
 
+    config_type: type[LayersConfig] = LayersConfig
+    state_layers: tuple[int, ...] = ()
+
     def __init__(self, config: LayersConfig, weights: dict[str, Tensor]) -> None:
-        check_weights(KIND, weights, config.shapes() | {"ids": (config.num_ids,)})
+        optional = {key: shape for key, shape in config.optional_shapes().items() if key in weights}
+        check_weights(config.kind, weights, config.shapes() | optional | {"ids": (config.num_ids,)})
         check_ids(weights["ids"], config.vocab_size)
         sizes = LlamaConfig(
             vocab_size=1,
@@ -98,7 +118,8 @@ class DraftLayers(LlamaModel):
             tied=True,
         )
         # The layers are given vectors, not tokens: there is no embedding to look anything up in.
-        super().__init__(sizes, weights | {"model.embed_tokens.weight": weights["model.norm.weight"]}, name=KIND)
+        instead = {"model.embed_tokens.weight": weights["model.layers.0.post_attention_layernorm.weight"]}
+        super().__init__(sizes, weights | instead, name=config.kind)
         self.sizes, self.own = config, weights
 
     @classmethod
@@ -122,11 +143,22 @@ class DraftLayers(LlamaModel):
         Returns g, float [B, M, H]."""
         given = embedded
         if self.sizes.reads_features:
-            given = torch.cat([embedded, before], dim=-1) @ self.own["fc.weight"].T
+            given = self._linear(torch.cat([embedded, before], dim=-1), "fc")
         return self._through_layers(given, self._mix_by(position_ids, attend), None)
 
+    def before(self, states: Tensor) -> Tensor:
+        """What `features` reads in place of its own features, float [..., H], from the target's states."""
+        return states
+
+    def logits_of(self, features: Tensor, output: Tensor) -> Tensor:
+        """features: float [..., H]. output: float [V', H], rows of the target's matrix. Returns float [..., V']."""
+        return features @ self.own.get("output.weight", output).T
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return super()._norm(x, name) if name in self.own else x
+
     def converted(self, dtype: torch.dtype, device: str | torch.device | None = None) -> DraftLayers:
-        return DraftLayers(self.sizes, converted(self.own, dtype, device))
+        return type(self)(self.sizes, converted(self.own, dtype, device))
 
     def write(self, folder: Path, *, dtype: torch.dtype = torch.float16) -> None:
         save_weights(folder, asdict(self.sizes), self.converted(dtype).own)
@@ -134,19 +166,26 @@ class DraftLayers(LlamaModel):
     @classmethod
     def read(cls, folder: str | Path) -> DraftLayers:
         """A folder with config.json and model.safetensors. ValueError says what does not fit."""
-        fields, weights = load_weights(folder, kind=KIND)
-        return cls(LayersConfig(**fields), weights)
+        fields, weights = load_weights(folder, kind=cls.config_type.kind)
+        return cls(cls.config_type(**fields), weights)
 
 
 class LayersDrafter:
     """Drafts by `layers` over a target that tells its states."""
 
     def __init__(self, target: Any, layers: DraftLayers, *, shape: Shape) -> None:
-        """target: a model with `states`, `embedding` and `head`, as `reference.model.LlamaModel`."""
+        """target: a model with `states`, `embedding` and `head`, as `reference.model.LlamaModel`; for layers with
+        `state_layers` one that has `layer_inputs` too."""
         check_fits(target, layers.sizes.hidden_size, layers.sizes.vocab_size)
-        self.reads_target_state = layers.sizes.reads_features
+        self.reads_target_state, self.state_layers = layers.sizes.reads_features, layers.state_layers
+        if self.state_layers and not hasattr(target, "layer_inputs"):
+            raise ValueError(
+                f"the drafter reads what layers {list(self.state_layers)} of its target are given, which a "
+                f"{type(target).__name__} does not tell: load the target by reference.model.LlamaModel"
+            )
         self.target, self._shape = target, shape
         self.layers = layers.converted(target.dtype, target.device)
+        self.embedding = self.layers.own.get("embedding.weight", target.embedding)
         self.output = target.head[self.layers.ids]  # [V', H]
         self.reset()
 
@@ -180,7 +219,11 @@ class LayersDrafter:
     def first_laws(self, context: list[int], roots: range, target_state: TargetState | None) -> Tensor:
         """log-probabilities float [len(roots), V'] of the token behind context[r] for each root r >= 1."""
         self._catch_up(context, target_state)
-        return (self._features[roots.start - 1 : roots.stop - 1] @ self.output.T).float().log_softmax(-1)
+        return self.law(self._features[roots.start - 1 : roots.stop - 1])
+
+    def law(self, features: Tensor) -> Tensor:
+        """log-probabilities float [..., V'] from features float [..., H]."""
+        return self.layers.logits_of(features, self.output).float().log_softmax(-1)
 
     @torch.no_grad()
     def _catch_up(self, context: list[int], target_state: TargetState | None) -> None:
@@ -190,9 +233,10 @@ class LayersDrafter:
             self._rows, self._features = self._rows.first(start - 1), self._features[: start - 1]
             self._tokens = list(context)
             return
-        before = embedded = self.target.embedding[context[start:]]
+        before = embedded = self.embedding[context[start:]]
         if self.reads_target_state:
-            before = states_of(self.target, context, target_state)[start - 1 : len(context) - 1].to(self.layers.dtype)
+            states = states_of(self.target, context, target_state, layers=self.state_layers)
+            before = self.layers.before(states[start - 1 : len(context) - 1].to(self.layers.dtype))
         self._tokens = []  # nothing holds where the next lines raise
         rows = self._rows.first(start - 1)
         num_new = len(context) - start
@@ -257,7 +301,7 @@ class _LayersLaw:
                 mask[idx, [self.row_of[node] for node in nodes]] = True
                 mask[idx, len(self.row_of) + idx] = True
             features = drafter.layers.features(
-                drafter.target.embedding[[tokens[node] for node in level]][None],
+                drafter.embedding[[tokens[node] for node in level]][None],
                 torch.stack([self.features[parents[node]] for node in level])[None],
                 torch.full((len(level),), self.num_committed + len(above[0])),
                 self.rows.behind(mask),
@@ -266,7 +310,7 @@ class _LayersLaw:
                 self.row_of[node] = len(self.row_of)
                 self.features[node] = one
         states = torch.stack([self.features[node] for node in level])
-        return (states @ drafter.output.T).float().log_softmax(-1)
+        return drafter.law(states)
 
     def _ancestors(self, node: int, parents: Sequence[int]) -> list[int]:
         """Drafted nodes above a node; they all have rows, since levels are asked for in order."""

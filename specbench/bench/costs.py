@@ -11,6 +11,7 @@ import torch
 
 from specbench.protocols import LanguageModel, SeededCoins
 from specbench.reference.drafters.adaptive import ARMS, Arm, Costs
+from specbench.reference.drafters.folders import states_of
 from specbench.reference.drafters.suffix import SuffixDrafter
 from specbench.reference.layouts import flatten_causal
 from specbench.types import GREEDY, TargetState
@@ -47,7 +48,8 @@ def arm_costs(
     tokens a time, as it does in decoding."""
     longest = CONTEXT + 2 * (REPETITIONS + 1)
     text = ([*tokens] * (1 + longest // len(tokens)))[:longest]
-    states, members = model.states(text), {"lookup": SuffixDrafter(), "learned": learned}
+    states = states_of(model, [*text, text[0]], None, layers=getattr(learned, "state_layers", ()))
+    members = {"lookup": SuffixDrafter(), "learned": learned}
     settle, drafting = settling(model), []
     for arm in arms:
         spent = [0.0]
