@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.kernels.launch import check_indices, check_runs, check_same_device, check_shape, next_power_of_2
+from specbench.kernels.launch import check_indices, check_runs, check_shape, next_power_of_2
 
 MAX_TILE = 8192  # entries that a program holds at once
 
@@ -89,8 +89,7 @@ def commit_kv(
     if not buffers:
         return
     first = buffers[0]
-    check_runs(name, first)
-    check_same_device(
+    check_runs(
         name, prefix_lens=prefix_lens, path=path, num_accepted=num_accepted, page_table=page_table,
         **{f"buffers[{idx}]": one for idx, one in enumerate(buffers)},
     )  # fmt: skip

@@ -22,7 +22,6 @@ from torch import Tensor
 from specbench.kernels.launch import (
     check_rows_are_dense,
     check_runs,
-    check_same_device,
     check_shape,
     next_power_of_2,
 )
@@ -220,7 +219,7 @@ def draft_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     `reference.drafters.scored.draft_topk`. ValueError for shapes that do not fit.
     """
     name = "draft_topk"
-    check_runs(name, logits)
+    check_runs(name, logits=logits)
     check_shape(name, "logits", logits, (None, None))
     check_rows_are_dense(name, "logits", logits)
     _check_positive(name, k=k, vocab_size=logits.shape[1])
@@ -263,7 +262,6 @@ def expand(
     `reference.drafters.scored.expand`. ValueError for shapes that do not fit.
     """
     name = "expand"
-    check_runs(name, grown.scores)
     num_trees, num_old = _check_candidates(name, grown, frontier=frontier, child_tokens=tokens, log_probs=log_probs)
     check_shape(name, "frontier", frontier, (num_trees, None))
     check_shape(name, "tokens", tokens, (num_trees, frontier.shape[1], None))
@@ -292,7 +290,6 @@ def select(grown: Candidates, *, max_nodes: int) -> DraftTrees:
     Twin of `reference.drafters.scored.select`. ValueError for shapes that do not fit.
     """
     name = "select"
-    check_runs(name, grown.scores)
     num_trees, num_candidates = _check_candidates(name, grown)
     _check_positive(name, max_nodes=max_nodes)
     shape, device = (num_trees, max_nodes), grown.scores.device
@@ -315,7 +312,7 @@ def select(grown: Candidates, *, max_nodes: int) -> DraftTrees:
 
 def _check_candidates(kernel: str, grown: Candidates, **others: Tensor) -> tuple[int, int]:
     """Trees and columns."""
-    check_same_device(kernel, **grown._asdict(), **others)
+    check_runs(kernel, **grown._asdict(), **others)
     check_shape(kernel, "scores", grown.scores, (None, None))
     num_trees, num_candidates = grown.scores.shape
     for name in ("tokens", "parents"):

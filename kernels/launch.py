@@ -13,6 +13,8 @@ from torch import Tensor
 
 # Triton looks at this when a kernel is defined, so it must be set before a kernel module is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "") == "1"
+# Triton's own functions, which kernels call, are made for one of the two when Triton is imported.
+IN_TIME = isinstance(tl.max, triton.JITFunction) != INTERPRETED
 
 TRITON_DTYPES: Mapping[torch.dtype, Any] = {
     torch.float64: tl.float64,
@@ -26,14 +28,30 @@ class CannotRun(RuntimeError):
     """A kernel was asked for and cannot run here; the text says what is missing. Nothing else is run instead."""
 
 
-def check_runs(kernel: str, tensor: Tensor) -> None:
-    """CannotRun when a kernel cannot reach the tensor's memory."""
-    if tensor.is_cuda or INTERPRETED:
-        return
-    raise CannotRun(
-        f"{kernel} cannot run on {tensor.device}: move its inputs to a GPU, or set TRITON_INTERPRET=1 before "
-        "specbench.kernels is imported, which runs it in Triton's interpreter"
-    )
+def check_runs(kernel: str, **tensors: Tensor | None) -> None:
+    """The arguments that a kernel reads, None for one that is left out. ValueError where one is no tensor or they lie
+    on several devices, CannotRun when a kernel cannot reach their memory."""
+    devices: dict[str, torch.device] = {}
+    for name, one in tensors.items():
+        if one is not None:
+            if not isinstance(one, Tensor):
+                kind = type(one)
+                told = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+                raise ValueError(f"{kernel}: {name} is a {told}, must be a torch.Tensor: see torch.as_tensor")
+            devices[name] = one.device
+    if len(set(devices.values())) > 1:
+        told = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"{kernel}: all inputs must lie on one device, not {told}")
+    if not IN_TIME:
+        raise CannotRun(
+            f"{kernel} cannot run: TRITON_INTERPRET was changed after Triton was imported; set it before Python starts"
+        )
+    device = next(iter(devices.values()))
+    if device.type != "cuda" and not INTERPRETED:
+        raise CannotRun(
+            f"{kernel} cannot run on {device}: move its inputs to a GPU, or set TRITON_INTERPRET=1 before "
+            "specbench.kernels is imported, which runs it in Triton's interpreter"
+        )
 
 
 def check_shape(kernel: str, name: str, tensor: Tensor, expected: tuple[int | None, ...]) -> None:
@@ -64,14 +82,6 @@ def check_num_rows(kernel: str, num_rows: int, num_sequences: int, max_nodes: in
             f"{kernel}: {num_rows} rows of {num_sequences} trees are more than max_nodes = {max_nodes} each, must be "
             "no more than the largest tree has"
         )
-
-
-def check_same_device(kernel: str, **tensors: Tensor | None) -> None:
-    """ValueError when tensors lie on several devices."""
-    devices = {name: one.device for name, one in tensors.items() if one is not None}
-    if len(set(devices.values())) > 1:
-        told = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        raise ValueError(f"{kernel}: all inputs must lie on one device, not {told}")
 
 
 def next_power_of_2(number: int) -> int:

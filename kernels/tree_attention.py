@@ -29,7 +29,6 @@ from specbench.kernels.launch import (
     check_num_rows,
     check_rows_are_dense,
     check_runs,
-    check_same_device,
     check_shape,
     next_power_of_2,
 )
@@ -41,6 +40,7 @@ CODE_DTYPES = {torch.int8: 1, torch.float8_e4m3fn: 2}
 WIDEST = 256  # head size that the blocks above are made for
 STAGE_BYTES = 2**15  # keys and values that a program has under way at once, three times
 MIN_STRETCH = 256  # rows of the prefix, below which a split is not worth its partial result
+WIDE = 512  # rows of a block where nothing runs side by side, and prefixes or trees are long
 RESIDENT = {16: 3, 32: 3, 64: 2, 128: 1}  # rows a program: programs that fit on a multiprocessor of sm_90 at once
 
 
@@ -309,9 +309,13 @@ def plan(
     multiplied without matrix units, and more than 16 rows of them do not fit into registers.
     """
     if num_processors == 1:
-        block_rows = min(64, max(16, next_power_of_2(num_rows)))
+        # The interpreter takes milliseconds a block, whatever its size: a run of known tokens comes in wide ones.
+        most = 64 if num_rows <= WIDE else WIDE
+        block_rows = min(most, max(16, next_power_of_2(num_rows)))
         num_row_blocks = triton.cdiv(num_rows, block_rows)
-        return Plan(block_rows, num_row_blocks, PREFIX_BLOCK, TREE_BLOCK, num_splits or 0, num_warps=4, merge_block=16)
+        prefix_block = PREFIX_BLOCK if longest <= 4 * WIDE else WIDE
+        tree_block = TREE_BLOCK if num_rows <= WIDE else 64
+        return Plan(block_rows, num_row_blocks, prefix_block, tree_block, num_splits or 0, num_warps=4, merge_block=16)
     most = 16 if element_size > 2 else 128 if row_bytes <= 256 and not is_coded else 64
     block_rows = min(most, max(16, next_power_of_2(num_rows)))
     num_row_blocks = triton.cdiv(num_rows, block_rows)
@@ -374,6 +378,7 @@ def tree_attention(
     if isinstance(parents, TreeMask):
         mask = parents
     else:
+        check_runs("tree_attention", q=q, parents=parents)
         check_shape("tree_attention", "parents", parents, (q.shape[0],))
         mask = tree_mask(parents, prefix_lens, cu_nodes=cu_nodes, max_nodes=max_nodes)
     num_rows, num_query_heads, head_dim = q.shape
@@ -481,8 +486,7 @@ def _check(
 ) -> int:
     """The kernel's CODES; ValueError says what does not fit."""
     name = "tree_attention"
-    check_runs(name, q)
-    check_same_device(
+    check_runs(
         name, q=q, k=k, v=v, prefix_lens=prefix_lens, cu_nodes=cu_nodes, page_table=page_table,
         alibi_slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip

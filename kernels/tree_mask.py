@@ -20,7 +20,6 @@ from specbench.kernels.launch import (
     check_indices,
     check_num_rows,
     check_runs,
-    check_same_device,
     check_shape,
     next_power_of_2,
 )
@@ -85,8 +84,7 @@ def tree_mask(parents: Tensor, prefix_lens: Tensor, *, cu_nodes: Tensor, max_nod
 
     Parents outside their tree end the path there. ValueError for shapes that do not fit.
     """
-    check_runs("tree_mask", parents)
-    check_same_device("tree_mask", parents=parents, prefix_lens=prefix_lens, cu_nodes=cu_nodes)
+    check_runs("tree_mask", parents=parents, prefix_lens=prefix_lens, cu_nodes=cu_nodes)
     num_trees = prefix_lens.shape[0]
     check_shape("tree_mask", "parents", parents, (None,))
     check_shape("tree_mask", "cu_nodes", cu_nodes, (num_trees + 1,))

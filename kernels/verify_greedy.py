@@ -23,7 +23,6 @@ from torch import Tensor
 from specbench.kernels.launch import (
     check_rows_are_dense,
     check_runs,
-    check_same_device,
     check_shape,
     next_power_of_2,
 )
@@ -152,8 +151,7 @@ def verify_greedy(logits: Tensor, tokens: Tensor, parents: Tensor, *, cu_nodes: 
 
     Twin of `reference.verify.greedy_walk`. ValueError for shapes that do not fit.
     """
-    check_runs("verify_greedy", logits)
-    check_same_device("verify_greedy", logits=logits, tokens=tokens, parents=parents, cu_nodes=cu_nodes)
+    check_runs("verify_greedy", logits=logits, tokens=tokens, parents=parents, cu_nodes=cu_nodes)
     check_shape("verify_greedy", "logits", logits, (None, None))
     check_rows_are_dense("verify_greedy", "logits", logits)
     num_rows, vocab_size = logits.shape

@@ -34,7 +34,6 @@ from specbench.kernels.launch import (
     check_num_rows,
     check_rows_are_dense,
     check_runs,
-    check_same_device,
     check_shape,
 )
 from specbench.kernels.verify_greedy import stretches_of
@@ -356,8 +355,7 @@ def verify_sample(
     ValueError for shapes that do not fit.
     """
     name = "verify_sample"
-    check_runs(name, logits)
-    check_same_device(
+    check_runs(
         name, logits=logits, tokens=tokens, parents=parents, uniforms=uniforms, temperatures=temperatures,
         cu_nodes=cu_nodes, draft_probs=draft_probs,
     )  # fmt: skip

@@ -381,9 +381,10 @@ class AttentionCase(Case):
 
     trees: parents, one tree a sequence, `UNUSED` for a row without a node. dtype: of queries, keys and values. page:
     rows a page, 0 for contiguous. codes: "", or how keys and values are cached, one of `CODES`. window: 0 for none.
-    soft_cap: in hundredths, 0 for none. alibi: 1 with slopes. strided: 1 where heads lie outside of rows in memory,
-    2 where rows lie 2^25 numbers apart. num_splits: of the prefix, for kernels that take it. dead: what stands in rows
-    that nobody may read, 0 large numbers, 1 NaN.
+    soft_cap: in hundredths, 0 for none. alibi: 1 with slopes. large: 1 where scores are in the thousands (hundreds in
+    fp16), whose exponentials no precision holds. strided: 1 where heads lie outside of rows in memory, 2 where rows lie
+    2^25 numbers apart. num_splits: of the prefix, for kernels that take it. dead: what stands in rows that nobody may
+    read, 0 large numbers, 1 NaN.
     """
 
     trees: tuple[tuple[int, ...], ...] = ((-1,),)
@@ -397,6 +398,7 @@ class AttentionCase(Case):
     window: int = 0
     soft_cap: int = 0
     alibi: int = 0
+    large: int = 0
     strided: int = 0
     num_splits: int = 1
     dead: int = 0
@@ -424,6 +426,8 @@ class AttentionCase(Case):
             parts.append(f"soft-cap {self.soft_cap / 100:g}")
         if self.alibi:
             parts.append("ALiBi")
+        if self.large:
+            parts.append("large scores")
         if self.strided:
             parts.append("rows 2^25 numbers apart" if self.strided == 2 else "heads outside of rows")
         if self.num_splits > 1:
@@ -718,7 +722,7 @@ def _check_attention(case: AttentionCase) -> None:
     for name, least, end in (
         ("num_key_heads", 1, MAX_HEADS + 1), ("group", 1, MAX_HEADS + 1), ("head_dim", 1, MAX_HEAD_DIM + 1),
         ("page", 0, MAX_PAGE + 1), ("window", 0, MAX_INTS), ("soft_cap", 0, MAX_INTS), ("alibi", 0, 2),
-        ("strided", 0, 3), ("num_splits", 1, MAX_HEADS + 1), ("dead", 0, 2), ("seed", 0, 2**31),
+        ("large", 0, 2), ("strided", 0, 3), ("num_splits", 1, MAX_HEADS + 1), ("dead", 0, 2), ("seed", 0, 2**31),
     ):  # fmt: skip
         _in_range(name, getattr(case, name), least, end, "see specbench.cases.AttentionCase")
     for name, value, known in (("dtype", case.dtype, tuple(DTYPES)), ("codes", case.codes, ("", *CODES))):

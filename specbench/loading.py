@@ -291,6 +291,7 @@ def capabilities(adapter: Any, name: str) -> frozenset[str]:
     if {"generate", "verify", "attention"} & found:
         words |= _features(adapter, name)
     if "attention" in found:
+        _check_options(adapter.attention, name)
         words |= {"attention", *_options_of(adapter.attention)}
         if getattr(adapter, "reads_dead_rows", False) is not True:
             words.add("dead_rows")
@@ -322,6 +323,22 @@ def _options_of(attention: Callable[..., Any]) -> tuple[str, ...]:
     """Which of `ATTENTION_OPTIONS` a kernel takes by name. `**others` declares nothing."""
     parameters = inspect.signature(attention).parameters
     return tuple(one for one in ATTENTION_OPTIONS if one in parameters)
+
+
+def _check_options(attention: Callable[..., Any], name: str) -> None:
+    """TargetError for a parameter that is an option's name but for its spelling: it would never be given, and its claim
+    would say that the kernel lacks it."""
+    own = list(inspect.signature(attention).parameters.values())[len(CALLS["attention"][0]) :]
+    for one in own:
+        if one.name in ATTENTION_OPTIONS or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            continue
+        for option in ATTENTION_OPTIONS:
+            word, known = (text.replace("_", "").lower() for text in (one.name, option))
+            if known in word or (len(word) > 4 and word in known):
+                raise TargetError(
+                    f"target {name!r}: attention takes {one.name!r}, which is never given: did you mean {option!r}? It "
+                    f"must be one of {', '.join(ATTENTION_OPTIONS)}, or a name unlike all of them"
+                )
 
 
 def _features(adapter: Any, name: str) -> set[str]:

@@ -121,7 +121,7 @@ def _simpler_attention(case: AttentionCase) -> Iterator[AttentionCase]:
     for idx in range(len(case.trees)):
         if len(case.trees) > 1:
             yield replace(case, trees=_without(case.trees, [idx]), prefix_lens=_without(case.prefix_lens, [idx]))
-    for name in ("page", "codes", "window", "soft_cap", "alibi", "strided", "num_splits", "dead"):
+    for name in ("page", "codes", "window", "soft_cap", "alibi", "large", "strided", "num_splits", "dead"):
         usual = getattr(AttentionCase, name)
         if getattr(case, name) != usual:
             yield replace(case, **{name: usual})

@@ -714,6 +714,7 @@ def attention_cases(draw: Draw, subject: Subject, claim: str) -> AttentionCase:
         window=draw(st.sampled_from(WINDOWS), label="window") if "window" in asked else 0,
         soft_cap=150 if "soft_cap" in asked else 0,
         alibi=int("alibi_slopes" in asked),
+        large=draw(st.sampled_from((0, 0, 0, 1)), label="large scores"),
         strided=int("strides" in asked),
         num_splits=draw(st.sampled_from((1, 2, 3)), label="splits"),
         dead=int("dead_rows" in asked),

@@ -22,7 +22,7 @@ from specbench.claims import CLAIMS, KERNEL_CLAIMS
 from specbench.fixed import KERNEL_CASES, kernel_cases
 from specbench.judge import Failed, RunSession, Skipped, parse_replay
 from specbench.kernel_bank import Limits
-from specbench.loading import EXPOSE, Target, TargetError, load_target
+from specbench.loading import EXPOSE, Kernel, Target, TargetError, load_target
 from specbench.naming.kernels import FAULTS, answer
 from specbench.profiles import PROFILES
 from specbench.record import BUG, EQUAL, NOISE, NOT_TESTED, RunRecord, read
@@ -104,6 +104,31 @@ def test_a_column_that_the_kernel_does_not_declare_says_so() -> None:
     session = on("fp32_alone")
     assert text_of(session, "attention.out") == "the kernel says dtypes = (fp32): add fp64 where it can"
     assert text_of(session, "attention.out", "kernel-fp32") == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "option"),
+    [
+        ("window_size", "window"), ("sliding_window", "window"), ("softcap", "soft_cap"), ("k_scales", "k_scale"),
+        ("alibi", "alibi_slopes"), ("slopes", "alibi_slopes"), ("page_tables", "page_table"),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_nearly_one_of_ours_is_refused(word: str, option: str) -> None:
+    made = {}
+    exec(f"def attention(q, k, v, parents, prefix_lens, scale, *, {word}=None): ...", made)
+    with pytest.raises(TargetError) as told:
+        judge.quiet_session(Target("it", Kernel(made["attention"])), profile=QUICK, seed=0)
+    assert str(told.value) == (
+        f"target 'it': attention takes {word!r}, which is never given: did you mean {option!r}? It must be one of "
+        "cu_nodes, max_nodes, page_table, window, soft_cap, alibi_slopes, k_scale, v_scale, num_splits, or a name "
+        "unlike all of them"
+    )
+
+
+def test_options_unlike_ours_are_left_alone() -> None:
+    def attention(q, k, v, parents, prefix_lens, scale, sm_scale=1.0, block_size=64, out=None, **others): ...  # type: ignore[no-untyped-def]
+
+    assert "kernel-fp64" in judge.quiet_session(Target("it", Kernel(attention)), profile=QUICK, seed=0).subjects
 
 
 WRONG_WORDS = {
@@ -260,6 +285,12 @@ NAMED = {
     "base_2": ("attention.lse", "lse_base_2"),
     "lse_of_the_tree": ("attention.lse", "lse_without_prefix"),
     "first_of_the_batch": ("attention.batch", "prefix_shared"),
+    "descendants_seen": ("attention.out", "mask_transposed"),
+    "sibling_before_seen": ("attention.out", "earlier_sibling:"),
+    "siblings_before_seen": ("attention.out", "earlier_siblings:"),
+    "masked_after_softmax": ("attention.out", "softmax_before_mask"),
+    "prefix_without_its_last_row": ("attention.out", "prefix_one_less"),
+    "no_maximum": ("attention.out", "softmax_without_maximum"),
     "times_zero": ("attention.dead_memory", "rows behind the last one are read"),
 }
 
@@ -271,6 +302,23 @@ def test_a_fault_written_by_hand_is_named(name: str, subject: str) -> None:
     session = on(name, naming=True)
     text_of(session, claim, subject)
     assert session.run.claims[0].likely.startswith(fault)
+
+
+@pytest.mark.parametrize("subject", ["kernel-bf16", "kernel-fp16"])
+def test_large_scores_are_asked_for_in_half_precision_too(subject: str) -> None:
+    session = on("no_maximum", naming=True)
+    text_of(session, "attention.out", subject)
+    assert session.run.claims[0].likely.startswith("softmax_without_maximum")
+
+
+def test_a_wrong_lse_is_told_where_rows_hold_nodes_and_an_unused_row_where_they_do_not() -> None:
+    found = {name: verdicts(on(name)) for name in ("base_2_of_all", "unused_lse_is_zero")}
+    assert {name: (one["unused_rows"], one["lse"]) for name, one in found.items()} == {
+        "base_2_of_all": (EQUAL, BUG),
+        "unused_lse_is_zero": (BUG, BUG),
+    }
+    told = text_of(on("unused_lse_is_zero"), "attention.unused_rows")
+    assert re.match(r"UnusedRow\w*: lse of row \d+, which holds no node, in query head 0 is off by inf", told)
 
 
 def test_where_nothing_fits_the_name_is_unknown() -> None:

@@ -111,6 +111,15 @@ _ATTENTION = [
         (("for part in tl.range(num_parts, ", "for part in tl.range(num_parts - 1, "),),
     ),
     KernelFault(
+        "softmax_without_maximum",
+        "tree_attention",
+        "exponentials of the scores themselves are summed up: right until one overflows",
+        (
+            ("new_top = tl.maximum(top, tl.max(scores, axis=1))", "new_top = top"),
+            ('top = tl.full([BLOCK_ROWS], float("-inf"), dtype=ACC)', "top = tl.zeros([BLOCK_ROWS], dtype=ACC)"),
+        ),
+    ),
+    KernelFault(
         "online_without_rescale",
         "tree_attention",
         "what a program summed up so far keeps the scale of an older maximum",

@@ -26,6 +26,8 @@ from specbench.types import DTYPES
 
 STORED = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}  # dtype, its largest number
 DEAD = 50.0  # scale of what stands in rows that count for nothing, where it is not NaN
+LARGE = {torch.float16: 128.0}  # times as large as usual queries are where scores are; a product must not overflow
+LARGEST = 1024.0  # in other dtypes
 FAR = 2**25  # numbers from one row to the next, of strided = 2
 NUM_SHOWN = 4
 DECLARE = "what a kernel cannot do it says by dtypes, head_dims, groups, page_sizes or codes"
@@ -47,12 +49,12 @@ class Difference:
 
 
 def check_out(subject: Subject, case: Case, record: ClaimRecord, *, claim: str) -> None:
-    """`out`, and of rows without a node `lse` as well."""
+    """`out`, and the lse of rows without a node; that of others has a claim of its own."""
     assert isinstance(case, AttentionCase)
     asked = Asked(subject, case)
     found = [asked.compared("out", record)]
-    if claim == "attention.unused_rows" and asked.lse is not None:
-        found.append(asked.compared("lse", record))
+    if claim == "attention.unused_rows":
+        found.append(asked.lse_of_unused())
     asked.tell(claim, found)
 
 
@@ -97,6 +99,14 @@ class Asked:
             record.note_share(found.error / found.bound.value)
         return found if not found.error <= found.bound.value else None
 
+    def lse_of_unused(self) -> Difference | None:
+        """Where the lse of a row without a node is not -inf."""
+        rows = [parent == UNUSED for one in self.case.trees for parent in one]
+        if self.lse is None or bool(self.lse[rows].isneginf().all()):
+            return None
+        first = int((~self.lse.isneginf() & torch.tensor(rows)[:, None]).flatten().nonzero()[0])
+        return Difference("lse", math.inf, exact_bound(1.0), *divmod(first, self.lse.shape[1]), math.inf)
+
     def tell(self, claim: str, found: list[Difference | None]) -> None:
         """Raises the claim's violation for the first difference there is."""
         first = next((one for one in found if one is not None), None)
@@ -130,8 +140,10 @@ def difference(case: AttentionCase, what: str, mine: Tensor, right: Tensor, plai
     if plain is None:
         bound, error = exact_bound(scale_of(right)), max_error(mine, right)
     else:
-        # Queries, keys and values are of order one: a result that happens to be small is a difference of such.
-        scale = max(1.0, scale_of(right))
+        # Keys and values are of order one: a result that happens to be small is a difference of such. Larger scores are
+        # rounded by more: an lse is one of them, and by an error of its score a weight is off.
+        gain = gain_of(case)
+        scale = max(gain, scale_of(right)) if what == "lse" else gain * max(1.0, scale_of(right))
         eps = dtype if what == "out" else torch.promote_types(dtype, torch.float32)
         bound = measured_bound(rms_error(plain, right), scale, eps, pooled=True)
         error = rms_error(mine, right)
@@ -162,7 +174,7 @@ def arguments(case: AttentionCase) -> tuple[list[Any], dict[str, Any]]:
     sizes = [len(one) for one in case.trees]
     lengths = [prefix_len + size for prefix_len, size in zip(case.prefix_lens, sizes, strict=True)]
     num_query_heads, num_sequences = case.num_key_heads * case.group, len(sizes)
-    q = numbers(sum(sizes), num_query_heads, case.head_dim).to(dtype)
+    q = (gain_of(case) * numbers(sum(sizes), num_query_heads, case.head_dim)).to(dtype)
     extra: dict[str, Any] = {"cu_nodes": boundaries(sizes)}
     if case.page:
         num_pages = [-(-length // case.page) for length in lengths]
@@ -215,6 +227,11 @@ def call_options(case: AttentionCase, options: dict[str, Any]) -> dict[str, Any]
 def boundaries(sizes: list[int]) -> Tensor:
     """cu_nodes int32 [B+1]."""
     return torch.tensor([0, *torch.tensor(sizes).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def gain_of(case: AttentionCase) -> float:
+    """By how much queries, and scores with them, are larger than usual. A power of two, which rounds nothing."""
+    return LARGE.get(DTYPES[case.dtype], LARGEST) if case.large else 1.0
 
 
 def place_of(case: AttentionCase, row: int) -> tuple[int, int]:

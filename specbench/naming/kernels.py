@@ -27,10 +27,15 @@ BLOCKS = (16, 32, 64, 128)
 FAULTS: dict[str, str] = {
     "mask_ignored": "every row sees all rows of the tree",
     "causal": "a row sees every row before its own, right for chains alone: the mask is a lower triangle",
+    "mask_transposed": "a row sees its descendants instead of its ancestors: rows and columns of the mask are swapped",
+    "earlier_sibling": "a row sees the sibling before it",
+    "earlier_siblings": "a row sees all siblings before it",
+    "softmax_before_mask": "hidden rows are left out after the softmax, which has counted them",
     "one_level": "a row sees its parent and nothing of the tree above it",
     "self_left_out": "a row does not see itself",
     "tree_left_out": "a row sees its prefix and nothing of the tree",
     "prefix_left_out": "a row sees its path and nothing of the prefix",
+    "prefix_one_less": "the last row of the prefix is left out",
     "mask_shared": "every sequence is masked by the first one's tree",
     "prefix_shared": "every sequence is taken to have the first one's prefix length",
     "table_shared": "every sequence is read through the first one's page table",
@@ -92,6 +97,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 
+OVERFLOW = "softmax_without_maximum: scores are not taken below their maximum before the exponentials, which overflow"
 RIGHT, WRONG, NOT_A_NUMBER = "right", "wrong", "not a number"
 
 
@@ -101,6 +107,7 @@ def likely_fault(subject: Subject, claim: str, case: AttentionCase, more: Sequen
     names = list(FAULTS)
     num_cases = num_wrong = 0
     is_nan = False
+    at_large = []  # whether each wrong case has large scores
     # The formula knows two parts, the prefix and the tree.
     plain = [one for one in more if one.num_splits == 1 or "num_splits" not in subject.has]
     for one in (case, *plain):
@@ -111,7 +118,9 @@ def likely_fault(subject: Subject, claim: str, case: AttentionCase, more: Sequen
         if what == "lse" and asked.lse is None:
             continue
         num_cases += 1
-        num_wrong += asked.compared(what) is not None
+        if asked.compared(what) is not None:
+            num_wrong += 1
+            at_large.append(one.large > 0)
         is_nan = is_nan or bool(asked.out.isnan().any())
         names = [name for name in names if _explains(name, what, asked)]
     if claim == "attention.dead_memory" and (told := _on(subject, replace(case, dead=0), what)) != WRONG:
@@ -119,6 +128,8 @@ def likely_fault(subject: Subject, claim: str, case: AttentionCase, more: Sequen
         return f"{read}: with finite numbers there all is well" if told == RIGHT else read
     if claim == "attention.strides" and _on(subject, replace(case, strided=0), what) == RIGHT:
         return "strides are not looked at, or offsets are too narrow: side by side the same numbers come out right"
+    if is_nan and all(at_large) and _on(subject, replace(case, large=0), what) == RIGHT:
+        return f"{OVERFLOW}: with scores of order one all is well"
     if is_nan:
         return "NaN: 0 / 0 or exp(-inf + inf) where a row, or a stretch of keys, sees nothing, or memory never written"
     if not names or not num_wrong:
@@ -194,6 +205,8 @@ def _sequence(
         seen[is_node, prefix_len + num_nodes :] = True
     if fault == "prefix_left_out":
         seen[:, :prefix_len] = False
+    if fault == "prefix_one_less":
+        seen[:, max(0, prefix_len - 1) : prefix_len] = False
     if fault.startswith("last_block_"):
         _skip_last_block(seen, prefix_len, *fault.removeprefix("last_block_").split("_"))
     if case.window and fault != "window_ignored":
@@ -226,6 +239,10 @@ def _sequence(
             place = slots if fault == "bias_by_row" else positions
             scores = scores + slope * (place[None, :] - row_positions[:, None])
         out, lse = _averaged(scores, values[:, key_head], seen)
+        if fault == "softmax_before_mask":
+            counted = _averaged(scores, values[:, key_head], is_node[:, None].expand_as(seen))[1]
+            share = (lse - torch.where(counted.isneginf(), 0.0, counted)).exp()
+            out, lse = out * share[:, None], counted
         if fault == "parts_unweighted":
             parts = [_averaged(scores[:, part], values[part, key_head], seen[:, part]) for part in _parts(prefix_len)]
             out = torch.stack([part for part, _ in parts]).sum(0) / 2
@@ -323,6 +340,12 @@ def _tree_mask(case: AttentionCase, idx: int, fault: str) -> Tensor:
         mask = used[:, None] & used[None, :]
     elif fault == "causal":
         mask |= torch.ones(num_nodes, num_nodes).tril().bool() & used[:, None]
+    elif fault == "mask_transposed":
+        mask = mask.T.clone()
+    elif fault in ("earlier_sibling", "earlier_siblings"):
+        for node, parent in enumerate(parents):
+            before = [one for one in range(node) if parents[one] == parent and parent >= 0]
+            mask[node, before[-1:] if fault == "earlier_sibling" else before] = True
     elif fault == "one_level":
         mask.fill_(False)
         for node, parent in enumerate(parents):

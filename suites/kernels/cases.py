@@ -69,6 +69,7 @@ def attention_cases(draw: st.DrawFn) -> AttentionCase:
         window=draw(st.sampled_from([0, 0, 1, 2, 5, BLOCK, BLOCK + 2])),
         soft_cap=draw(st.sampled_from([0, 0, 150])),
         alibi=draw(st.sampled_from([0, 0, 1])),
+        large=draw(st.sampled_from([0, 0, 0, 1])),
         strided=draw(st.sampled_from([0, 1])),
         num_splits=num_splits,
         seed=seed,

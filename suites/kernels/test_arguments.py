@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from specbench.kernels.commit_kv import commit_kv
+from specbench.kernels.draft_topk import draft_topk
 from specbench.kernels.tree_attention import tree_attention
 from specbench.kernels.tree_mask import tree_mask
 from specbench.kernels.verify_greedy import verify_greedy
@@ -24,7 +27,7 @@ STRIDE = "has stride 2 in its last dimension, must be 1"
 def attend(**named: Any) -> None:
     q, k = torch.zeros(4, 1, 8, device=DEVICE), torch.zeros(2, 9, 1, 8, device=DEVICE)
     given = {"lens": LENS, "cu_nodes": CU_NODES, "max_nodes": 2} | named
-    tree_attention(q, k, k, PARENTS, given.pop("lens"), 1.0, **given)
+    tree_attention(q, k, k, given.pop("parents", PARENTS), given.pop("lens"), 1.0, **given)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,38 @@ def attend(**named: Any) -> None:
 def test_attention_refuses(named: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         attend(**named)
+
+
+def test_what_is_no_tensor_is_told_in_one_sentence() -> None:
+    rows, path = torch.zeros(2, 9, 1, 4, device=DEVICE), torch.ones(2, 1, dtype=torch.int32, device=DEVICE)
+    numbers = torch.zeros(4, 3, device=DEVICE)
+    asked: dict[str, Callable[[], Any]] = {
+        "tree_attention: prefix_lens is a list": lambda: attend(lens=[5, 5]),
+        "tree_attention: cu_nodes is a numpy.ndarray": lambda: attend(cu_nodes=np.array([0, 2, 4])),
+        "tree_attention: parents is a list": lambda: attend(parents=[-1, 0, -1, 0]),
+        "tree_mask: parents is a list": lambda: tree_mask([-1, 0], LENS, cu_nodes=CU_NODES, max_nodes=2),  # type: ignore[arg-type]
+        "verify_greedy: logits is a numpy.ndarray": lambda: verify_greedy(
+            numbers.cpu().numpy(), PARENTS, PARENTS, cu_nodes=CU_NODES, max_depth=1
+        ),
+        "verify_sample: uniforms is a list": lambda: verify_sample(
+            numbers,
+            PARENTS,
+            PARENTS,
+            [[0.5]],
+            LENS,
+            cu_nodes=CU_NODES,
+            max_nodes=2,
+            max_depth=1,  # type: ignore[arg-type]
+        ),
+        "commit_kv: num_accepted is a list": lambda: commit_kv([rows], LENS, path, [1, 1]),  # type: ignore[arg-type]
+        "draft_topk: logits is a list": lambda: draft_topk([[0.0, 1.0]], 1),  # type: ignore[arg-type]
+    }
+    told = {}
+    for sentence, ask in asked.items():
+        with pytest.raises(ValueError) as refused:
+            ask()
+        told[sentence] = str(refused.value)
+    assert told == {one: f"{one}, must be a torch.Tensor: see torch.as_tensor" for one in asked}
 
 
 def test_slopes_that_are_one_number_spread_out_are_refused() -> None:

@@ -45,6 +45,7 @@ CAUGHT_BY = {
     "window_of_the_deepest": ("attention.window", "window_of_deepest"),
     "merge_without_rescale": ("attention.out", "merge_without_rescale"),
     "merge_forgets_the_tree": ("attention.out", "tree_left_out"),
+    "softmax_without_maximum": ("attention.out", "softmax_without_maximum"),
     "online_without_rescale": ("attention.out", "unknown"),
     "empty_row_is_nan": ("attention.out", "NaN"),
     "unused_rows_see_the_prefix": ("attention.unused_rows", "unused_see_prefix"),

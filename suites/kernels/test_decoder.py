@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from specbench.compare import max_error
 from specbench.kernels.launch import CannotRun
-from specbench.kernels.steps import commit, forward, kernel_steps, walk
-from specbench.protocols import LanguageModel
+from specbench.kernels.steps import commit, forward, kernel_steps, sample_by, walk
+from specbench.kernels.tree_mask import pack_mask
+from specbench.protocols import LanguageModel, SeededCoins
 from specbench.reference.caches.contiguous import ContiguousCache
 from specbench.reference.drafters.by_name import DRAFTERS
+from specbench.reference.drafters.sampled import SampledDrafter
 from specbench.reference.hf import HFModel
 from specbench.reference.hf_types import MODEL_TYPES, exact_attention
 from specbench.reference.layouts import flatten_tree_mask
 from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
 from specbench.reference.recurrent import Recurrence, tiny_hybrid
+from specbench.reference.sampling import probs
 from specbench.reference.session import TreeSession
 from specbench.reference.steps import STEPS
 from specbench.suites.kernels import DEVICE
+from specbench.suites.kernels.cases import SampleCase
 from specbench.suites.kernels.decoder import KernelTarget
 from specbench.suites.kernels.rounds import GROUPED, SIZES, WINDOWED
-from specbench.tree import DraftTree
-from specbench.types import Request
+from specbench.tree import PROPOSALS, DraftTree, Proposal
+from specbench.types import Request, Sampling
 
 HYBRID = tiny_hybrid(LlamaConfig(**SIZES, num_kv_heads=2, head_dim=4), Recurrence(layers=(1,)), seed=3)
 MODELS = {"grouped": GROUPED, "windowed": WINDOWED, "hybrid": HYBRID}
@@ -86,6 +93,56 @@ def test_whole_generations_and_batches_are_plain_decoding(model: str, batch_layo
     assert [decoder.generate(prompt, max_new_tokens=4).tokens for prompt in prompts] == right
     batch = decoder.generate_batch([Request(tuple(prompt), 4) for prompt in prompts])
     assert [answer.tokens for answer in batch] == right
+
+
+@pytest.mark.parametrize("proposal", PROPOSALS)
+@pytest.mark.parametrize("cut", [{}, {"top_k": 5, "top_p": 0.9}], ids=["whole", "cut"])
+def test_acceptance_at_a_temperature_takes_the_coins_that_the_rule_takes(
+    proposal: Proposal, cut: dict[str, Any]
+) -> None:
+    sampling = Sampling(temperature=1.5, **cut)
+    step = kernel_steps(STEPS, device=DEVICE, probs=probs).sample
+    for seed in range(4):
+        case = SampleCase(((-1, 0, 0, 1),), 17, proposal, 3, (150,), "fp64", seed)
+        ((tree,), (logits, q, _)) = case.drafts, case.tensors
+        tree = replace(tree, draft_probs=None if q is None else q.nan_to_num())
+        mine, rule = SeededCoins(seed), SeededCoins(seed)
+        found = step(tree, logits.to(DEVICE), sampling=sampling, coins=mine)
+        assert found == STEPS.sample(tree, logits, sampling=sampling, coins=rule)
+        assert float(mine.uniform(1)) == float(rule.uniform(1))  # as many were taken
+
+
+def test_a_sampled_generation_is_that_of_the_rule() -> None:
+    drafter = SampledDrafter(GROUPED)
+    answers = [
+        KernelTarget(sampling=one)
+        .build(GROUPED, drafter)
+        .generate([3, 1], max_new_tokens=4, sampling=Sampling(temperature=1.5), seed=1)
+        for one in (True, False)
+    ]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("model", ["grouped", "windowed"])
+def test_a_mask_is_packed_once_a_forward(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[Tensor] = []
+
+    def counted(mask: Tensor) -> Tensor:
+        packed.append(mask)
+        return pack_mask(mask)
+
+    monkeypatch.setattr("specbench.kernels.steps.pack_mask", counted)
+    session = TreeSession(MODELS[model], steps=kernel_steps(STEPS, device=DEVICE), cache="preallocated")
+    session.forward_tree(TREE)
+    session.commit([])
+    session.forward_tree(DraftTree.of([8, 3, 4], [-1, 0, 0]))
+    assert [tuple(one.shape) for one in packed] == [(8, 8), (3, 3)]
+
+
+def test_a_tree_of_drawn_drafts_without_their_law_is_refused() -> None:
+    tree = DraftTree(torch.tensor([1, 2]), torch.tensor([-1, 0]), proposal="iid")
+    with pytest.raises(ValueError, match="draft_probs is None, must be q where drafts are drawn"):
+        sample_by(probs)(tree, torch.zeros(2, 5), sampling=Sampling(temperature=1.0), coins=SeededCoins(0))
 
 
 def test_what_has_no_kernel_is_refused() -> None:

@@ -47,6 +47,7 @@ ATTENTION = [
     attention_case([TREE], [70], num_key_heads=2, codes="int8", page=1),
     attention_case([TREE], [70], num_key_heads=2, codes="fp8"),
     attention_case([TREE], [70], dtype="fp32"),
+    attention_case([TREE], [70], dtype="fp32", large=1),
     attention_case([TREE, SECOND], [70, 2], window=5, num_splits=0),
 ]
 MASKS = [[TREE, SECOND], [WIDE], [(-1, 3, 0, 2), (-1, UNUSED, 0)]]

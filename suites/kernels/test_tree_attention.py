@@ -73,7 +73,8 @@ PLANS: dict[str, tuple[tuple[int, int, int, int], dict[str, Any], Plan]] = {
     "fp32 of 128": ((8, 8, 64, 8208), {"row_bytes": 512, "element_size": 4}, Plan(16, 4, 32, 32, 3, 4, 4)),
     "fp64 of 256": ((1, 1, 64, 100), {"row_bytes": 2048, "element_size": 8}, Plan(16, 4, 16, 16, 0, 4, 4)),
     "named": ((8, 8, 64, 8208), {"num_splits": 9}, Plan(64, 1, 64, 32, 9, 4, 4)),
-    "no GPU": ((8, 8, 256, 8256), {"num_processors": 1}, Plan(64, 4, 64, 32, 0, 4, 16)),
+    "no GPU": ((8, 8, 256, 2048), {"num_processors": 1}, Plan(64, 4, 64, 32, 0, 4, 16)),
+    "no GPU, long": ((8, 8, 1024, 2049), {"num_processors": 1}, Plan(512, 2, 512, 64, 0, 4, 16)),
 }
 
 
@@ -104,13 +105,18 @@ def test_a_row_without_a_node_gets_zeros_and_minus_infinity() -> None:
     assert not out.isnan().any() and lse[[0, 1, 3]].isfinite().all()
 
 
+@pytest.mark.parametrize("num_rows", [513, 1024])
+def test_a_long_run_of_known_tokens_comes_in_wide_blocks(num_rows: int) -> None:
+    chain = tuple(range(-1, num_rows - 1))
+    assert not attention_differences(attention_case([chain], [2060], head_dim=4), kernel)
+
+
 def test_large_scores_neither_overflow_nor_vanish() -> None:
-    """Scores of +-4,000: exponentials of the numbers themselves would be inf and 0."""
-    case = attention_case([CHAIN], [70], dtype="fp32", num_splits=2)
+    """Scores of some thousands: exponentials of the numbers themselves would be inf and 0."""
+    case = attention_case([CHAIN], [70], dtype="fp32", num_splits=2, large=1)
     positional, keyword = on_device(*arguments(case))
-    positional[0] *= 4000.0
-    out, lse = kernel(*positional, case, **keyword)
-    assert out.isfinite().all() and lse.isfinite().all() and float(lse.abs().max()) > 1000
+    assert not attention_differences(case, kernel)
+    assert float(kernel(*positional, case, **keyword)[1].abs().max()) > 1000
 
 
 def test_a_page_far_out_in_memory_is_found() -> None:

@@ -144,6 +144,70 @@ def whole_blocks_of_64(q, k, v, parents, prefix_lens, scale):
     return dense(q, k[:, rows], v[:, rows], whole, path_mask(parents), scale)
 
 
+def descendants_seen(q, k, v, parents, prefix_lens, scale):
+    return dense(q, k, v, int(prefix_lens[0]), path_mask(parents).T, scale)
+
+
+def sibling_before_seen(q, k, v, parents, prefix_lens, scale):
+    return dense(q, k, v, int(prefix_lens[0]), _with_siblings(parents, 1), scale)
+
+
+def siblings_before_seen(q, k, v, parents, prefix_lens, scale):
+    return dense(q, k, v, int(prefix_lens[0]), _with_siblings(parents, len(q)), scale)
+
+
+def _with_siblings(parents, most):
+    mask, told = path_mask(parents), parents.tolist()
+    for node, parent in enumerate(told):
+        for other in [one for one in range(1, node) if told[one] == parent][-most:]:
+            mask[node, other] = True
+    return mask
+
+
+def masked_after_softmax(q, k, v, parents, prefix_lens, scale):
+    num_rows = int(prefix_lens[0]) + len(q)
+    seen = torch.ones(len(q), num_rows, dtype=torch.bool)
+    seen[:, int(prefix_lens[0]) :] = path_mask(parents)
+    heads = torch.arange(q.shape[1]) // (q.shape[1] // k.shape[2])
+    scores = scale * torch.einsum("nhd,shd->nhs", q, k[0, :num_rows, heads])
+    weights = scores.softmax(-1) * seen[:, None]
+    return torch.einsum("nhs,shd->nhd", weights, v[0, :num_rows, heads]), scores.logsumexp(-1)
+
+
+def prefix_without_its_last_row(q, k, v, parents, prefix_lens, scale):
+    prefix_len = int(prefix_lens[0])
+    rows = [*range(prefix_len - 1), *range(prefix_len, prefix_len + len(q))]
+    return dense(q, k[:, rows], v[:, rows], max(0, prefix_len - 1), path_mask(parents), scale)
+
+
+def no_maximum(q, k, v, parents, prefix_lens, scale):
+    """exp(score) / sum of exp(score), in the precision that it is given, or fp32 where that is half."""
+    num_rows, wide = int(prefix_lens[0]) + len(q), torch.promote_types(q.dtype, torch.float32)
+    seen = torch.ones(len(q), num_rows, dtype=torch.bool)
+    seen[:, int(prefix_lens[0]) :] = path_mask(parents)
+    heads = torch.arange(q.shape[1]) // (q.shape[1] // k.shape[2])
+    weights = (scale * torch.einsum("nhd,shd->nhs", q.to(wide), k[0, :num_rows, heads].to(wide))).exp() * seen[:, None]
+    total = weights.sum(-1, keepdim=True)
+    out = torch.einsum("nhs,shd->nhd", weights / total, v[0, :num_rows, heads].to(wide))
+    return out.to(q.dtype), total[..., 0].log()
+
+
+def base_2_of_all(q, k, v, parents, prefix_lens, scale):
+    out, lse = right(q, k, v, parents, prefix_lens, scale)
+    return out, lse / math.log(2.0)
+
+
+base_2_of_all.features = ("unused_rows",)
+
+
+def unused_lse_is_zero(q, k, v, parents, prefix_lens, scale):
+    out, lse = right(q, k, v, parents, prefix_lens, scale)
+    return out, lse.masked_fill(lse.isneginf(), 0.0)
+
+
+unused_lse_is_zero.features = ("unused_rows",)
+
+
 def base_2(q, k, v, parents, prefix_lens, scale):
     out, lse = good_by_hand(q, k, v, parents, prefix_lens, scale)
     return out, lse / math.log(2.0)
