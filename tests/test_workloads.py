@@ -890,3 +890,11 @@ def test_the_page_counts_our_prompts() -> None:
     counted = {name: int(num) for name, num in re.findall(r"^\| (\w+) \| (\d+) \| ", ours, flags=re.MULTILINE)}
     assert counted == load().categories
     assert f"{len(load().prompts)} prompts, shipped" in ours
+
+
+def test_hostile_prompts_come_with_the_package() -> None:
+    workload = load("hostile")
+    assert (workload.name, workload.categories) == ("hostile", {"noise": 6, "foreign": 6})
+    assert not {one.turns for one in workload.prompts} & {one.turns for one in load().prompts}
+    with pytest.raises(ValueError, match="hostile has neither configs nor splits"):
+        load("hostile", split="test")

@@ -20,7 +20,8 @@ from specbench.sanitize import plain
 from specbench.workloads.layouts import LAYOUTS, Row, layout_for, prompts_of
 from specbench.workloads.workload import Workload
 
-OWN = "specbench"
+OWN, HOSTILE = "specbench", "hostile"
+SHIPPED = {OWN: "prompts.jsonl", HOSTILE: "hostile.jsonl"}
 HUBS = {one.name: one.hub for one in LAYOUTS if one.hub is not None}
 HUB_SECONDS = 10  # until its first answer
 MAX_REASON = 300  # characters of what a library says
@@ -32,7 +33,7 @@ Rows = Iterator[tuple[str, Row]]
 def load(
     name_or_path: str | Path = OWN, *, layout: str | None = None, config: str | None = None, split: str | None = None
 ) -> Workload:
-    """Our own prompts (no name), a known data set by its name, a file, a folder, or a hub id (`owner/name`).
+    """Our own prompts (no name), those on which nobody guesses well ("hostile"), a known data set by its name, a file, a folder, or a hub id (`owner/name`).
 
     layout: a name of LAYOUTS; None tells it from the columns. config, split: of a hub id or folder that has several.
     ValueError when it cannot be had, is empty, or fits no layout.
@@ -40,11 +41,11 @@ def load(
     name = str(name_or_path)
     path = Path(name).expanduser()
     source = ", ".join(part for part in (name, config, split) if part)
-    if (config or split) and (name == OWN or path.is_file()):
+    if (config or split) and (name in SHIPPED or path.is_file()):
         raise ValueError(f"{name} has neither configs nor splits: leave config and split out")
-    if name == OWN:
+    if name in SHIPPED:
         layout, source = layout or OWN, "written for specbench, Apache-2.0"
-        rows = _jsonl(files("specbench.workloads") / "prompts.jsonl")
+        rows = _jsonl(files("specbench.workloads") / SHIPPED[name])
     elif name in HUBS:
         hub = HUBS[name]
         layout, config, split = layout or name, config or hub.config, split or hub.split
@@ -61,7 +62,7 @@ def load(
     elif "/" in name or path.suffix:
         raise ValueError(f"there is no file or folder {name}")
     else:
-        raise ValueError(unknown_name("workload", name, [OWN, *HUBS, "a file or folder", "a hub id (owner/name)"]))
+        raise ValueError(unknown_name("workload", name, [*SHIPPED, *HUBS, "a file or folder", "a hub id (owner/name)"]))
     try:
         first = next(rows, None)
         if first is None:
@@ -70,7 +71,7 @@ def load(
         prompts, notes = prompts_of(chosen, itertools.chain([first], rows), source)
     except (ValueError, OSError, EOFError, zlib.error) as error:  # the last two: a damaged .gz
         raise ValueError(f"{source}: {error}") from error
-    return Workload(chosen.name, prompts, notes)
+    return Workload(name if name in SHIPPED else chosen.name, prompts, notes)
 
 
 def _file(path: Path) -> Rows:
