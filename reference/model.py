@@ -226,6 +226,10 @@ class LlamaModel:
         self._hidden_states(ids, self._mix_causal(torch.arange(len(tokens)), None), taps)
         return self._layer_inputs(ids, taps, layers)[0]
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """float [..., hidden]: what a layer leaves, as the output matrix is given it."""
+        return self._norm(hidden, "model.norm.weight")
+
     def _layer_inputs(self, tokens: Tensor, taps: Taps | None, layers: Sequence[int]) -> Tensor:
         """tokens: int64 [B, M], taps: of their forward. Returns float [B, M, len(layers) * hidden]."""
         assert taps is not None
@@ -270,7 +274,7 @@ class LlamaModel:
             if taps is not None:
                 tap = taps.layer(layer)
                 tap.attention_weights, tap.attention_output, tap.hidden_state = weights, attention_output, hidden
-        return self._norm(hidden, "model.norm.weight")
+        return self.normed(hidden)
 
     def _activations(self, inner: Tensor) -> Tensor:
         """What the last matrix of a feed-forward block is given, float [B, M, inner]; row by row."""

@@ -323,6 +323,28 @@ def drafters(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return int(any(BUG in one.verdicts.values() for one in found)) if is_whole else INTERRUPTED
 
 
+def exits(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    from specbench import exits as study
+    from specbench.types import DTYPES
+
+    try:
+        _open_once(args.markdown)
+        found = study.survey(
+            models.fetched(args.model).path,
+            dtype=DTYPES[args.dtype],
+            num_each=args.prompts,
+            max_new_tokens=args.max_new_tokens,
+            tell=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except (ValueError, OSError) as error:
+        return _refused(error)
+    text = f"{study.table(found)}\n\n{study.DEFINITIONS}\n"
+    print(text, end="")
+    if args.markdown is not None:
+        args.markdown.write_text(text, encoding="utf-8")
+    return 0
+
+
 def workload(args: argparse.Namespace, pytest_args: list[str]) -> int:
     from specbench.sanitize import plain
     from specbench.workloads import listing, load
@@ -532,6 +554,16 @@ def _parser() -> _Parser:
     one.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the claims (default 0)")
     one.add_argument("--markdown", type=Path, metavar="FILE", help="the results as a page: docs/drafters.md")
     one.set_defaults(run=drafters, parser=one)
+
+    one = commands.add_parser("exits", help="how often each layer already says what the last one says")
+    one.add_argument(
+        "model", nargs="?", default="smollm2", metavar="MODEL", help="a name, folder or hub id (default smollm2)"
+    )
+    one.add_argument("--prompts", type=_count, default=2, metavar="N", help="of each category (default 2)")
+    one.add_argument("--max-new-tokens", type=_count, default=32, metavar="N", help="of each answer (default 32)")
+    one.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="of weights (default fp32)")
+    one.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
+    one.set_defaults(run=exits, parser=one)
 
     one = commands.add_parser("workload", help="prompts to measure on: categories, how many, how long")
     one.add_argument(

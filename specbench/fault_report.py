@@ -16,9 +16,9 @@ from statistics import median
 
 import specbench
 from specbench.fault_catalogue import CLASSES, catalogue, markdown_table
-from specbench.fault_run import BANK, LIMIT, PROFILE, SUBJECT, FaultResult, Naming, faults_of, run_faults
+from specbench.fault_run import BANK, LIMIT, PROFILE, FaultResult, Naming, faults_of, run_faults
 from specbench.reference.faults.equivalent import EQUIVALENT
-from specbench.reference.faults.fault import Fault
+from specbench.reference.faults.fault import SUBJECT, Fault
 
 SCHEMA = 1
 MANY_NODES = 3  # drafted nodes of a reduced case that are still thought through at a glance

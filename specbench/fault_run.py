@@ -36,7 +36,6 @@ from specbench.reference.faults.fault import Fault
 from specbench.watchdog import Watchdog
 
 BANK = "specbench.reference.faults.bank"
-SUBJECT = "tiny-fp64"
 PROFILE = PROFILES["standard"]
 LIMIT = 300.0  # seconds that one fault may take, naming included
 NUM_PARTS = 5  # of `--part auto`
@@ -229,11 +228,11 @@ def judge_fault(fault: Fault, *, seed: int, bank: str = BANK) -> FaultResult:
         for claim in claims:
             stopwatch.start()
             try:
-                record = session.judge(claim, SUBJECT)
+                record = session.judge(claim, fault.subject)
             except Skipped as reason:
                 remark = f"{claim} was not tested: {reason}" if claim == fault.claim else remark
             except Failed:
-                failed = session.run.find(claim, SUBJECT)
+                failed = session.run.find(claim, fault.subject)
                 assert failed is not None
                 return FaultResult(
                     *(fault.id, fault.fault_class, fault.subtle, fault.claim),

@@ -66,6 +66,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.careless",
         "specbench.claim_list",
         "specbench.engine_models",
+        "specbench.exits",
         "specbench.gate",
         "specbench.kernel_bank",
         "specbench.own_bank",

@@ -10,6 +10,8 @@ from specbench.cases import LawCase
 from specbench.reference.target import ReferenceTarget
 from specbench.steps import Steps
 
+SUBJECT = "tiny-fp64"  # whose models show nearly all of them
+
 
 def unchanged(steps: Steps) -> Steps:
     """For faults that lie outside the steps."""
@@ -24,8 +26,8 @@ class Fault:
     origin: a public report or fix of such a fault, `owner/repository#number`; empty where none is known. subtle: what
     it needs beside any draft at all, empty where any reasonable test shows it. kin: a name shared by faults that are
     one mechanism with another constant or in another place, empty where there is none: naming one of them by another
-    would prove nothing. tv: the exact total variation of one round's law from the target's on the
-    drafts of `toy`, None where it was not taken.
+    would prove nothing. subject: on whose models it is judged; "own" for a target with a model of its own. tv: the
+    exact total variation of one round's law from the target's on the drafts of `toy`, None where it was not taken.
     """
 
     id: str
@@ -38,6 +40,7 @@ class Fault:
     origin: str = ""
     subtle: str = ""
     kin: str = ""
+    subject: str = SUBJECT
     tv: float | None = None
     toy: LawCase | None = None
 
