@@ -43,8 +43,9 @@ def check_runs(kernel: str, **tensors: Tensor | None) -> None:
         told = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ValueError(f"{kernel}: all inputs must lie on one device, not {told}")
     if not IN_TIME:
+        changed = "set" if INTERPRETED else "unset"
         raise CannotRun(
-            f"{kernel} cannot run: TRITON_INTERPRET was changed after Triton was imported; set it before Python starts"
+            f"{kernel} cannot run: Triton was imported before TRITON_INTERPRET was {changed}; do so before Python starts"
         )
     device = next(iter(devices.values()))
     if device.type != "cuda" and not INTERPRETED:
