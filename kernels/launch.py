@@ -44,9 +44,7 @@ def check_runs(kernel: str, **tensors: Tensor | None) -> None:
         raise ValueError(f"{kernel}: all inputs must lie on one device, not {told}")
     if not IN_TIME:
         changed = "set" if INTERPRETED else "unset"
-        raise CannotRun(
-            f"{kernel} cannot run: Triton was imported before TRITON_INTERPRET was {changed}; do so before Python starts"
-        )
+        raise CannotRun(f"{kernel} cannot run: TRITON_INTERPRET was {changed} after Triton was imported, not before")
     device = next(iter(devices.values()))
     if device.type != "cuda" and not INTERPRETED:
         raise CannotRun(

@@ -94,7 +94,7 @@ def test_an_interpreter_that_is_asked_for_too_late_is_told() -> None:
     command = [sys.executable, "-W", "ignore", "-c", "\n".join(lines)]
     told = subprocess.run(command, env=environment, capture_output=True, text=True).stderr.splitlines()[-1]
     assert told.endswith(
-        "CannotRun: draft_topk cannot run: Triton was imported before TRITON_INTERPRET was set; do so before Python starts"
+        "CannotRun: draft_topk cannot run: TRITON_INTERPRET was set after Triton was imported, not before"
     )
 
 
