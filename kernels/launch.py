@@ -43,9 +43,8 @@ def check_runs(kernel: str, **tensors: Tensor | None) -> None:
         told = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ValueError(f"{kernel}: all inputs must lie on one device, not {told}")
     if not IN_TIME:
-        raise CannotRun(
-            f"{kernel} cannot run: TRITON_INTERPRET was changed after Triton was imported; set it before Python starts"
-        )
+        changed = "set" if INTERPRETED else "unset"
+        raise CannotRun(f"{kernel} cannot run: TRITON_INTERPRET was {changed} after Triton was imported, not before")
     device = next(iter(devices.values()))
     if device.type != "cuda" and not INTERPRETED:
         raise CannotRun(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +80,22 @@ def test_what_is_no_tensor_is_told_in_one_sentence() -> None:
             ask()
         told[sentence] = str(refused.value)
     assert told == {one: f"{one}, must be a torch.Tensor: see torch.as_tensor" for one in asked}
+
+
+def test_an_interpreter_that_is_asked_for_too_late_is_told() -> None:
+    """What Triton's own functions are is decided when it is imported: kernels called some that could not run."""
+    lines = (
+        "import os, torch, triton",
+        "os.environ['TRITON_INTERPRET'] = '1'",
+        "from specbench.kernels.draft_topk import draft_topk",
+        "draft_topk(torch.zeros(1, 3), 1)",
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", "-c", "\n".join(lines)]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True).stderr.splitlines()[-1]
+    assert told.endswith(
+        "CannotRun: draft_topk cannot run: TRITON_INTERPRET was set after Triton was imported, not before"
+    )
 
 
 def test_slopes_that_are_one_number_spread_out_are_refused() -> None:
