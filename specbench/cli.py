@@ -353,6 +353,10 @@ def compare(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return bench_command.compare(args)
 
 
+def diagnose(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    return bench_command.diagnose(args)
+
+
 def plan(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return plan_command.plan(args)
 
@@ -561,6 +565,10 @@ def _parser() -> _Parser:
     one = commands.add_parser("compare", help="two runs of bench: exit code 1 where one setting became slower")
     bench_command.add_compare_options(one)
     one.set_defaults(run=compare, parser=one)
+
+    one = commands.add_parser("diagnose", help="why a setting of a run of bench is not faster, with the numbers")
+    bench_command.add_diagnose_options(one)
+    one.set_defaults(run=diagnose, parser=one)
 
     one = commands.add_parser("plan", help="peak memory before it is run: does it fit, and which tree does")
     plan_command.add_options(one, _count)

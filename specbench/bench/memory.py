@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -161,9 +162,11 @@ def _child(spec: Mapping[str, Any]) -> dict[str, Any]:
     if on_cuda:
         peak, (free, total) = torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()
         sizes = {"imported": 0, "loaded": loaded, "peak": peak, "working": peak - loaded, "device": total - free}
+        sizes["total"] = total
         return {"where": "cuda: torch's allocator and the device", "bytes": sizes, "predicted": prediction}
     peak = _resident("VmHWM")
     sizes = {"imported": imported, "loaded": loaded, "peak": peak, "working": peak - loaded}
+    sizes["total"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     where = "cpu: VmHWM" if was_reset else "cpu: VmHWM, with the peak of loading in it"
     return {"where": where, "bytes": sizes, "predicted": prediction}
 
