@@ -17,7 +17,7 @@ from specbench import models
 from specbench.bench.rows import RowFile, Run, Setting, header_of, read
 from specbench.engines import Missing
 
-ROWS, SUMMARY, PAGE, REPORT = "rows.jsonl", "summary.json", "summary.md", "report"
+ROWS, SUMMARY, REPORT = "rows.jsonl", "summary.json", "report"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ LADDER, _TREE = "ladder", ("early_exit", 3, 2)
 _TRAINED = (("heads", 4, 4), ("feature", 4, 4), ("adaptive", 16, 1), ("router", 16, 1))
 # Drafters that cannot be had over a model are left out of a preset, and named.
 PRESETS = {
-    "laptop": Preset(2, 40, 1, (3, 5, 10), (("ngram", 4, 2), ("early_exit", 2, 1), *_TRAINED)),
+    "laptop": Preset(2, 40, 1, (3, 5, 10), (("ngram", 4, 2), ("suffix", 8, 1), ("early_exit", 2, 1), *_TRAINED)),
     "quick": Preset(1, 12, 1, (4,), (("ngram", 4, 1),)),
     # The steps of docs/ladder.md, in their order.
     LADDER: Preset(2, 40, 1, (), (("ngram", 4, 1), ("early_exit", 3, 1), _TREE, *_TRAINED), as_paths=(_TREE,)),
@@ -73,9 +73,7 @@ def add_options(one: argparse.ArgumentParser, count: Callable[[str], int]) -> No
     one.add_argument("--max-new-tokens", type=count, metavar="N", help="default: the preset's")
     one.add_argument("--repetitions", type=count, metavar="N", help="default: the preset's")
     one.add_argument("--no-memory", action="store_true", help="start no processes that measure peak memory")
-    one.add_argument(
-        "--out", type=Path, default=Path("bench"), metavar="DIR", help=f"{ROWS}, {SUMMARY}, {PAGE}, {REPORT}/"
-    )
+    one.add_argument("--out", type=Path, default=Path("bench"), metavar="DIR", help=f"{ROWS}, {SUMMARY}, {REPORT}/")
     one.add_argument("--resume", action="store_true", help=f"go on with the rows that {ROWS} has")
 
 
@@ -341,15 +339,13 @@ def _memory(args: argparse.Namespace, plan: Any, folder: str, file: RowFile, pro
 
 
 def _tell(run: Run, folder: Path) -> None:
-    from specbench.bench.summary import markdown, summary_of
+    from specbench.bench.summary import lines, summary_of
     from specbench.reports.report import write
 
     summary = summary_of(run)
-    text = markdown(summary)
     (folder / SUMMARY).write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    (folder / PAGE).write_text(text, encoding="utf-8")
-    print(text.partition("\n## Definitions")[0])
-    print(f"rows and summary: {folder}{os.sep}{ROWS}, {SUMMARY}, {PAGE}")
+    print("\n".join(lines(summary)))
+    print(f"\nrows and summary: {folder}{os.sep}{ROWS}, {SUMMARY}")
     print(f"page: {write([folder], folder / REPORT)}")
 
 
@@ -389,3 +385,26 @@ def compare(args: argparse.Namespace) -> int:
         return 2
     print("\n".join(summary.comparison_table(changes)))
     return int(any(one.is_regression for one in changes))
+
+
+def add_diagnose_options(one: argparse.ArgumentParser) -> None:
+    one.add_argument("folder", type=Path, metavar="DIR", help=f"a folder that bench wrote, or its {ROWS}")
+    one.add_argument("--setting", metavar="NAME", help="one setting alone (default: every one that drafts)")
+
+
+def diagnose(args: argparse.Namespace) -> int:
+    """0: told. 2: there is nothing to be told of."""
+    from specbench.bench import diagnosis
+
+    try:
+        found = diagnosis.diagnose(read(args.folder / ROWS if args.folder.is_dir() else args.folder))
+        if args.setting is not None:
+            names = [one.setting for one in found]
+            if args.setting not in names:
+                raise ValueError(models.unknown_name("setting", args.setting, names))
+            found = [one for one in found if one.setting == args.setting]
+    except (ValueError, OSError) as error:
+        print(f"specbench: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(diagnosis.told(found)))
+    return 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import specbench
-from specbench import bench_command, engine_command, models, sampling_options, server_command
+from specbench import bench_command, engine_command, models, plan_command, sampling_options, server_command
 from specbench.profiles import PROFILES
 from specbench.training import command as train_command
 
@@ -375,6 +375,14 @@ def compare(args: argparse.Namespace, pytest_args: list[str]) -> int:
     return bench_command.compare(args)
 
 
+def diagnose(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    return bench_command.diagnose(args)
+
+
+def plan(args: argparse.Namespace, pytest_args: list[str]) -> int:
+    return plan_command.plan(args)
+
+
 def report(args: argparse.Namespace, pytest_args: list[str]) -> int:
     from specbench.reports.report import write
 
@@ -589,6 +597,14 @@ def _parser() -> _Parser:
     one = commands.add_parser("compare", help="two runs of bench: exit code 1 where one setting became slower")
     bench_command.add_compare_options(one)
     one.set_defaults(run=compare, parser=one)
+
+    one = commands.add_parser("diagnose", help="why a setting of a run of bench is not faster, with the numbers")
+    bench_command.add_diagnose_options(one)
+    one.set_defaults(run=diagnose, parser=one)
+
+    one = commands.add_parser("plan", help="peak memory before it is run: does it fit, and which tree does")
+    plan_command.add_options(one, _count)
+    one.set_defaults(run=plan, parser=one)
 
     one = commands.add_parser("report", help="recorded runs as a page, figures, CSV and Markdown", allow_abbrev=False)
     one.add_argument(

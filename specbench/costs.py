@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def cost_of(costs: Mapping[int, float], rows: int) -> float:
+def cost_of(costs: Mapping[int, float], rows: float) -> float:
     """costs: of one forward by its rows, in ascending order. Between two widths on the straight line, outside of them
     the nearest one's slope."""
     widths = sorted(costs)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from specbench.annotations import MODES, wanted
+from specbench.bench import ONE_AFTER_THE_OTHER
 from specbench.case_files import is_case_file, read_case_file
 from specbench.claims import CLAIMS, KERNEL_CLAIMS, KERNEL_COLUMN
 from specbench.exit_codes import FAILED
@@ -44,7 +45,6 @@ REPLAY = pytest.StashKey[str]()  # the replay string, empty without one
 REPLAY_SEED = pytest.StashKey["int | None"]()  # the seed that a case file names
 
 BENCHMARKS = "specbench.suites.benchmark"
-ONE_AFTER_THE_OTHER = "suites/benchmark takes times one after the other, in one process: leave out xdist's -n"
 MAX_CAPTURED = 20_000  # characters of what a target printed or of a message it had a part in, and of one sentence
 MAX_SENTENCE = 2_000
 USUAL_MEMORY = 16.0  # GiB

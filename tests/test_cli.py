@@ -44,7 +44,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 
 KNOWN = (
     "Known: check, soak, faults, controls, law, claims, architectures, model, sentinel, engines, server, drafters, "
-    "exits, workload, train-drafter, bench, compare, report"
+    "exits, workload, train-drafter, bench, compare, diagnose, plan, report"
 )
 MESSAGES = {
     "chek mod:A": (

@@ -93,7 +93,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "specbench.reports",
         "specbench.server_command",
     ),
-    ("specbench.bench_command",),
+    ("specbench.bench_command", "specbench.plan_command"),
     ("specbench.cli", "specbench.plugin", "specbench.suites"),
 )
 PACKAGES = tuple(

@@ -66,7 +66,8 @@ def test_wheel_holds_every_module_and_data_file_of_the_checkout(names: list[str]
         "specbench/workloads/hostile.jsonl",
         "specbench/kernels/README.md",
     }
-    expected |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "specbench/weights").rglob("*") if path.is_file()}
+    weights = (ROOT / "specbench/weights").rglob("*")
+    expected |= {path.relative_to(ROOT).as_posix() for path in weights if path.is_file()}
     assert {name for name in names if ".dist-info/" not in name} == expected
 
 

@@ -2,3 +2,6 @@
 
 `metrics` holds the definitions and `rows` the file format, both without torch; `loop` runs, `sweep` reads curves.
 """
+
+# How suites/benchmark refuses xdist.
+ONE_AFTER_THE_OTHER = "suites/benchmark takes times one after the other, in one process: leave out xdist's -n"

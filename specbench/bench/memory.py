@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -100,6 +101,28 @@ def lean_bytes(config: LlamaConfig, *, rows: int, prefix: int, dtype: torch.dtyp
     return layer, rows * (hidden + 2 * config.vocab_size) * e
 
 
+def forward_bytes(
+    config: LlamaConfig, *, rows: int, prefix: int, dtype: torch.dtype, batch: int = 1
+) -> tuple[int, int]:
+    """Of a forward of M rows behind P for each of B texts, inside a layer and at the end. One text is `LeanLlama`'s
+    where it has no windows. Several are `generate_batch`'s packed rows over the reference's forward: all B M rows in
+    everything but attention, which goes text by text and whose weights of the text before are still held; at the end
+    B M (hidden + 3 V) e, the logits as they come, by node, and joined."""
+    if batch == 1:
+        return (lean_bytes if not any(config.windows) else _verify_parts)(config, rows=rows, prefix=prefix, dtype=dtype)
+    one = verify_bytes(config, num_nodes=rows, prefix_len=prefix, dtype=dtype)
+    e, heads, kv_heads, size = dtype.itemsize, config.num_heads, config.num_kv_heads, config.head_dim
+    hidden, inner = config.hidden_size * e, config.intermediate_size * e
+    others = (batch - 1) * rows
+    # The layer before has left its gates and outputs, but no attention weights.
+    attention = one.attention + others * (4 * hidden + inner + size * (3 * heads + 3 * kv_heads) * e)
+    # Queries are turned in the wide dtype: they, their turned half and the sum.
+    w = torch.promote_types(dtype, torch.float32).itemsize
+    turning = batch * rows * (4 * hidden + inner + size * ((2 * heads + 3 * kv_heads) * e + 3 * heads * w))
+    feed_forward = batch * rows * (4 * hidden + 3 * inner)
+    return max(attention, turning, feed_forward), batch * rows * (hidden + 3 * config.vocab_size * e)
+
+
 def _verify_parts(config: LlamaConfig, *, rows: int, prefix: int, dtype: torch.dtype) -> tuple[int, int]:
     found = verify_bytes(config, num_nodes=rows, prefix_len=prefix, dtype=dtype)
     return max(found.attention, found.feed_forward), found.logits
@@ -140,9 +163,11 @@ def _child(spec: Mapping[str, Any]) -> dict[str, Any]:
     if on_cuda:
         peak, (free, total) = torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()
         sizes = {"imported": 0, "loaded": loaded, "peak": peak, "working": peak - loaded, "device": total - free}
+        sizes["total"] = total
         return {"where": "cuda: torch's allocator and the device", "bytes": sizes, "predicted": prediction}
     peak = _resident("VmHWM")
     sizes = {"imported": imported, "loaded": loaded, "peak": peak, "working": peak - loaded}
+    sizes["total"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     where = "cpu: VmHWM" if was_reset else "cpu: VmHWM, with the peak of loading in it"
     return {"where": where, "bytes": sizes, "predicted": prediction}
 

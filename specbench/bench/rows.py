@@ -20,8 +20,9 @@ Schema 1. Every line is an object with a `kind`; a reader ignores kinds and fiel
              num_tokens; num_equal; law_checked (above temperature 0; null at 0); facts. The last one of a setting
              counts. A setting without EQUAL or NOISE has no speed-up
     cost     seconds of one target forward by its rows: model; context; seconds {"1": s, ...} (medians)
-    memory   a setting in a process of its own: setting; bytes {imported, loaded, peak, working} as measured; predicted
-             {weights, cache, tree, logits, working}; where (cpu: VmHWM; cuda: torch's allocator and the device)
+    memory   a setting in a process of its own: setting; bytes {imported, loaded, peak, working} as measured, total of
+             the machine or device; predicted {weights, cache, tree, logits, working}; where (cpu: VmHWM; cuda: torch's
+             allocator and the device)
 
 Times are seconds of `time.perf_counter`. A row is written once it is whole; a run that was stopped goes on with
 `resume`, which needs the same definition, machine and versions, and drops a line that was torn.
@@ -51,7 +52,8 @@ PACKAGES = ("torch", "transformers", "triton", "numpy")
 @dataclass(frozen=True)
 class Setting:
     """One way of decoding. side: whose decoder, of SIDES. drafter: "" for plain decoding, a target's is "own". gamma:
-    drafts in depth; width: candidates a node. cache, layout: of our own decoder. temperature: 0 is greedy."""
+    drafts in depth; width: candidates a node. cache, layout: of our own decoder. temperature: 0 is greedy. batch: texts
+    at once."""
 
     name: str
     side: str = "own"
@@ -61,8 +63,11 @@ class Setting:
     layout: str = "tree_mask"
     cache: str = "preallocated"
     temperature: float = 0.0
+    batch: int = 1
 
     def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"setting {self.name}: batch = {self.batch} must be >= 1")
         if self.side not in SIDES:
             raise ValueError(f"side = {self.side!r} must be one of {', '.join(SIDES)}")
         if bool(self.drafter) != bool(self.gamma) and self.side != "target":

@@ -27,6 +27,7 @@ from specbench.reference.drafters.caching import CachingDrafter
 from specbench.reference.drafters.growth import BestFirst
 from specbench.reference.drafters.ngram import NGramDrafter
 from specbench.reference.drafters.sampled import SampledDrafter
+from specbench.reference.drafters.suffix import SuffixDrafter
 from specbench.reference.drafters.trained import WIDEST, load_adaptive, load_drafter
 from specbench.reference.layouts import LAYOUTS
 from specbench.reference.model import LlamaModel
@@ -89,23 +90,17 @@ def _lookup(setting: Setting) -> Drafter:
     return PromptLookupDrafter(gamma=setting.gamma, max_ngram=2)  # generate's own default
 
 
-def _suffix(setting: Setting) -> Drafter:
-    from specbench.drafters.suffix import SuffixDrafter
-
-    return SuffixDrafter(gamma=setting.gamma)
-
-
 # By name, over the target and, where one was named, a draft model.
 DRAFTERS: dict[str, Callable[[Setting, LanguageModel, LanguageModel | None], Drafter]] = {
     "lookup": lambda setting, model, small: _lookup(setting),
     "ngram": lambda setting, model, small: NGramDrafter(gamma=setting.gamma, width=setting.width),
-    "suffix": lambda setting, model, small: _suffix(setting),
+    "suffix": lambda setting, model, small: SuffixDrafter(num_nodes=setting.gamma * setting.width, gamma=setting.gamma),
     "early_exit": lambda setting, model, small: _drafting(setting, _early_exit(model)),
     "model": lambda setting, model, small: _drafting(setting, _named(small)),
     "best_first": lambda setting, model, small: _best_first(setting, _early_exit(model) if small is None else small),
 }
 WITH_DRAFT_MODEL = ("model", "best_first")
-CHAINS = ("lookup", "suffix")
+CHAINS = ("lookup",)
 ADAPTIVE = ("adaptive", "router")  # by the cost model, by the router that was fitted
 BEAM = 8  # nodes of a level that a trained drafter grows, and candidates of each
 

@@ -1,4 +1,4 @@
-"""From rows to what is told: a summary as JSON, the same as Markdown, and two runs held against each other. No torch.
+"""From rows to what is told: a summary as JSON, lines for a terminal, and two runs held against each other. No torch.
 
 A setting that the gate did not pass has no speed-up, here or anywhere.
 """
@@ -12,14 +12,21 @@ from statistics import median
 from typing import Any
 
 from specbench.bench import metrics
-from specbench.bench.metrics import Interval, acceptance_of, breakdown_of, geometric_interval, speedup_of
+from specbench.bench.metrics import (
+    Interval,
+    acceptance_of,
+    breakdown_of,
+    geometric_interval,
+    geometric_mean,
+    speedup_of,
+)
 from specbench.bench.rows import Gate, Row, Run, Setting, differences
 from specbench.bench.sweep import Candidate, Costs, knee, predicted, recommendation
 from specbench.sanitize import plain as printable
 
 SUMMARY_SCHEMA = 1
 UNVERIFIED = "unverified"
-MOST_LEFT_OUT = 10  # prompts named
+MOST_OF_A_NAME = 60  # characters
 
 
 def summary_of(run: Run) -> dict[str, Any]:
@@ -35,7 +42,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         "load": _span([one.load for one in run.rows]),
         "settings": settings,
         "duels": _duels(run),
-        "curves": _curves(run, settings),
+        "curves": _curves(run, settings, baseline),
         "cost": [dict(one) for one in run.others.get("cost", ())],
     }
     found["recommendation"] = recommendation(_candidates(run, settings), baseline=baseline or "plain decoding")
@@ -139,7 +146,7 @@ def _duel(run: Run, theirs: str, ours: str) -> dict[str, Any]:
     return {"ours": ours, "theirs": theirs, **{name: asdict(one) for name, one in told.items()}}
 
 
-def _curves(run: Run, settings: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _curves(run: Run, settings: Mapping[str, Mapping[str, Any]], baseline: str | None) -> list[dict[str, Any]]:
     """Of each drafter of our own with several gammas: measured and predicted by gamma, the knee, both optima."""
     families: dict[tuple[Any, ...], dict[int, str]] = {}
     for name, one in run.settings.items():
@@ -161,27 +168,48 @@ def _curves(run: Run, settings: Mapping[str, Mapping[str, Any]]) -> list[dict[st
             "predicted": None,
             "predicted_best": None,
         }
-        deepest = run.of(names[max(names)])
-        if (costs := _costs(run, deepest)) is not None and width == 1:
-            rounds = [one for row in deepest for one in row.rounds]
-            plain = costs.forward_of(1) + costs.host
-            curve["predicted"] = {gamma: plain / predicted(rounds, costs, gamma) for gamma in range(1, max(names) + 1)}
+        if width == 1 and baseline is not None:
+            curve["predicted"] = _predicted(run, names[max(names)], baseline)
+        if curve["predicted"]:
             curve["predicted_best"] = max(curve["predicted"], key=lambda gamma: curve["predicted"][gamma])
         curves.append(curve)
     return curves
 
 
-def _costs(run: Run, rows: Sequence[Row]) -> Costs | None:
-    """None without a measured curve of forwards, or without phases."""
+def _predicted(run: Run, deepest: str, baseline: str) -> dict[int, float] | None:
+    """Speed-up by gamma, told as the measured one is: prompt by prompt against the baseline's own time there, and the
+    geometric mean of that. Over all tokens at once it would be below it: prompts that accept little have most rounds.
+    None where costs are not known."""
+    rows = run.of(deepest)
+    if (costs := costs_of(run, rows)) is None:
+        return None
+    pairs = run.pairs(baseline, deepest)
+    found = {}
+    for gamma in range(1, run.settings[deepest].gamma + 1):
+        ratios = []
+        for pair in pairs:
+            rounds = [one for row in rows if row.prompt == pair.prompt for one in row.rounds[1:]]
+            seconds = predicted(rounds, costs, gamma)
+            ratios.append(median(one.seconds_a_token for one in pair.baseline) / seconds)
+        found[gamma] = geometric_mean([one for one in ratios if math.isfinite(one)])
+    return found
+
+
+def costs_of(run: Run, rows: Sequence[Row]) -> Costs | None:
+    """Of the rounds of rows. None without a measured curve of forwards, without phases, and where the drafted depth is
+    not told."""
     known = [one for one in run.others.get("cost", ()) if one["model"] == "own"]
-    told = [one for one in rows if one.phases is not None]
-    num_rounds = sum(len(one.rounds) - 1 for one in told)  # phases begin behind the first
-    depth = sum(one.depth or 0 for row in told for one in row.rounds[1:])
-    if not known or not num_rounds:
+    told = [one for one in rows if one.phases is not None and one.num_rows is not None]
+    rounds = [one for row in told for one in row.rounds[1:]]  # phases begin behind the first
+    if not known or not rounds or any(one.nodes is None for one in rounds):
         return None
     parts = breakdown_of(one.phases for one in told if one.phases is not None)
     forward = {int(width): float(seconds) for width, seconds in known[-1]["seconds"].items()}
-    return Costs(forward, parts.draft / depth if depth else 0.0, (parts.host + parts.commit) / num_rounds)
+    costs = Costs(forward, 0.0, 0.0)
+    depth = sum(one.depth or 0 for one in rounds)
+    forwards = sum(costs.forward_of((one.nodes or 0) + 1) for one in rounds)
+    rest = parts.host + parts.commit + parts.verify - forwards
+    return Costs(forward, parts.draft / depth if depth else 0.0, rest / len(rounds))
 
 
 def _candidates(run: Run, settings: Mapping[str, Mapping[str, Any]]) -> list[Candidate]:
@@ -192,12 +220,13 @@ def _candidates(run: Run, settings: Mapping[str, Mapping[str, Any]]) -> list[Can
         if setting.is_plain or setting.side == "transformers" or not told["speedup"]:
             continue
         parts, rows = told["breakdown"], run.of(name)
-        costs = _costs(run, rows)
-        num_rounds = sum(len(one.rounds) for one in rows)
+        costs = costs_of(run, rows)
+        told_rows = [one for one in rows if one.num_rows is not None]
+        num_rounds = sum(len(one.rounds) for one in told_rows)
         ratio = None
         if costs is not None and num_rounds:
-            usual = round(sum(one.num_rows or 0 for one in rows) / num_rounds)
-            ratio = costs.forward_of(max(1, usual)) / costs.forward_of(1)
+            usual = sum(one.num_rows or 0 for one in told_rows) / num_rounds
+            ratio = costs.forward_of(usual) / costs.forward_of(1)
         total = sum(parts.values()) if parts else 0.0
         found.append(
             Candidate(
@@ -303,117 +332,26 @@ def comparison_table(changes: Sequence[Change]) -> list[str]:
     return lines
 
 
-def markdown(summary: Mapping[str, Any]) -> str:
-    """The summary as a page."""
-    definition, machine = summary["definition"], summary["machine"]
-    where = (
-        f"{machine['processor']}, {machine['num_cores']} cores, {machine['device']} {machine['device_name']}".strip()
-    )
-    versions = ", ".join(f"{name} {one}" for name, one in summary["versions"].items() if one)
-    lines = [
-        "# Benchmark",
-        "",
-        f"{_cell(summary['recommendation'])}",
-        "",
-        f"{_cell(definition['weights'])}, our forward {_cell(definition['forward'])}, {definition['dtype']}, "
-        f"{definition['threads']} threads; {_cell(where)}; "
-        f"{_cell(versions)}. {summary['num_prompts']} prompts, {definition['repetitions']} repetitions, up to "
-        f"{definition['max_new_tokens']} tokens. Load of the machine {summary['load'][0]:.1f} to "
-        f"{summary['load'][1]:.1f}. Baseline: {_cell(summary['baseline'] or 'none passed')}.",
-        "",
-        f"Command: `{_cell(summary['command'])}`",
-        "",
-        "| setting | verdict | speed-up [95 %], n | end to end | ms a token | TTFT ms | tokens a forward | acceptance "
-        "| draft / verify / host | looping | peak MiB |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+def lines(summary: Mapping[str, Any]) -> list[str]:
+    """For a terminal: which setting to use, and a line for each. The page of `reports` has the rest."""
+    table = [("setting", "verdict", "speed-up [95 %], n", "ms a token", "tokens a forward", "peak MiB")]
+    for name, told in summary["settings"].items():
+        memory = told["memory"]
+        cells = (
+            interval(told["speedup"]["decode"]) if told["speedup"] else UNVERIFIED,
+            _number(told["seconds_a_token"], 1000, ".1f"),
+            _number(told["acceptance"]["length"], 1, ".2f"),
+            _number(memory["bytes"]["peak"] if memory else None, 2**-20, ".0f"),
+        )
+        table.append((printable(name, MOST_OF_A_NAME, one_line=True), told["verdict"], *cells))
+    widths = [max(len(row[idx]) for row in table) for idx in range(len(table[0]))]
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    wrong = [
+        printable(f"{name}: {told['sentence']}", 2_000, one_line=True)
+        for name, told in summary["settings"].items()
+        if told["verdict"] != "EQUAL"
     ]
-    lines += [_line(name, told) for name, told in summary["settings"].items()]
-    wrong = [(name, told) for name, told in summary["settings"].items() if told["verdict"] != "EQUAL"]
-    if wrong:
-        lines += ["", *(f"- {_cell(name)}: {told['verdict']}: {_cell(told['sentence'])}" for name, told in wrong)]
-    lines += _categories(summary)
-    if summary["duels"]:
-        lines += ["", "Ours against transformers' (above 1: ours is faster), decoding alone and end to end:", ""]
-        lines += [
-            f"- {_cell(one['what'])}: {interval(one['decode'])}; where both say the same {interval(one['same_text'])}; "
-            f"end to end {interval(one['end_to_end'])}"
-            for one in summary["duels"]
-        ]
-    for curve in summary["curves"]:
-        lines += ["", *_curve(curve)]
-    lines += _memory(summary)
-    lines += ["", "## Definitions", "", summary["definitions"].partition("\n\n")[2].strip(), ""]
-    return "\n".join(lines)
-
-
-def _line(name: str, told: Mapping[str, Any]) -> str:
-    speedup, parts, accepted, memory = told["speedup"], told["breakdown"], told["acceptance"], told["memory"]
-    total = sum(parts.values()) if parts else 0.0
-    shares = [parts["draft"], parts["verify"], parts["commit"] + parts["host"]] if total else []
-    cells = [
-        _cell(name),
-        told["verdict"],
-        interval(speedup["decode"]) if speedup else UNVERIFIED,
-        interval(speedup["end_to_end"]) if speedup else UNVERIFIED,
-        _number(told["seconds_a_token"], 1000, ".1f"),
-        _number(told["first_seconds"], 1000, ".0f"),
-        _number(accepted["length"], 1, ".2f"),
-        _number(accepted["rate"], 100, ".0f", " %"),
-        " / ".join(f"{one / total:.0%}" for one in shares) or "-",
-        _number(told["looping"], 100, ".0f", " %"),
-        _number(memory["bytes"]["peak"] if memory else None, 2**-20, ".0f"),
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def _categories(summary: Mapping[str, Any]) -> list[str]:
-    shown = {name: told for name, told in summary["settings"].items() if told["speedup"]}
-    names = sorted({one for told in shown.values() for one in told["speedup"]["categories"]})
-    if not names:
-        return []
-    lines = [
-        "",
-        "Speed-up by category (points, without intervals; n prompts):",
-        "",
-        f"| setting | {' | '.join(map(_cell, names))} |",
-        f"| --- |{' --- |' * len(names)}",
-    ]
-    for name, told in shown.items():
-        points = [told["speedup"]["categories"].get(one) for one in names]
-        cells = ["-" if one is None else f"{_number(one[0], 1, '.2f')} ({one[1]})" for one in points]
-        lines.append(f"| {_cell(name)} | {' | '.join(cells)} |")
-    return lines
-
-
-def _curve(curve: Mapping[str, Any]) -> list[str]:
-    shape = f"{curve['drafter']}, width {curve['width']}, {curve['layout']}"
-    lines = [f"Speed-up of {shape} by gamma; knee at {curve['knee']}, best measured {curve['best']}, "
-             f"best predicted {curve['predicted_best'] or '-'}:", "",
-             "| gamma | measured | predicted |", "| --- | --- | --- |"]  # fmt: skip
-    for gamma, one in curve["measured"].items():
-        told = (curve["predicted"] or {}).get(gamma)
-        lines.append(f"| {gamma} | {interval(one)} | {_number(told, 1, '.2f')} |")
-    return lines
-
-
-def _memory(summary: Mapping[str, Any]) -> list[str]:
-    """What was measured, and what the formula says that it consists of."""
-    shown = {name: told["memory"] for name, told in summary["settings"].items() if told["memory"]}
-    if not shown:
-        return []
-    lines = [
-        "",
-        "Memory in MiB, of a process of its own each: held once loaded, its peak, what decoding added; by formula:",
-        "",
-        "| setting | loaded | peak | added | added, predicted | weights | cache | tree | logits |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, told in shown.items():
-        formula = told["predicted"] or {}
-        sizes = [told["bytes"].get(one) for one in ("loaded", "peak", "working")]
-        sizes += [formula.get(one) for one in ("working", "weights", "cache", "tree", "logits")]
-        lines.append(f"| {_cell(name)} | {' | '.join(_number(one, 2**-20, '.1f') for one in sizes)} |")
-    return lines
+    return [printable(summary["recommendation"], 2_000, one_line=True), "", *shown, *([""] if wrong else []), *wrong]
 
 
 def interval(one: Mapping[str, Any]) -> str:
@@ -424,20 +362,12 @@ def interval(one: Mapping[str, Any]) -> str:
     return f"{one['value']:.2f}x{ends}, {one['n']}"
 
 
-def _number(value: float | None, factor: float, form: str, unit: str = "") -> str:
-    return f"{value * factor:{form}}{unit}" if _is_number(value) and value is not None else "-"
+def _number(value: float | None, factor: float, form: str) -> str:
+    return f"{value * factor:{form}}" if _is_number(value) and value is not None else "-"
 
 
 def _is_number(value: float | None) -> bool:
     return value is not None and not math.isnan(value)
-
-
-def _cell(text: str) -> str:
-    """As Markdown, in a table too: names come from targets and files."""
-    line = printable(text, 2_000, one_line=True)
-    for mark in ("\\", "|", "`", "<"):
-        line = line.replace(mark, "\\" + mark)
-    return line
 
 
 def _median(values: Iterable[float]) -> float | None:

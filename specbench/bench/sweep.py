@@ -2,8 +2,8 @@
 
 Predicted time a token at gamma g: the rounds that the deepest setting of the same drafter recorded are cut to g (a
 round that drafted d deep and accepted a becomes min(d, g) and min(a, g)), each costs what a forward of that many rows
-costs here, its share of drafting and the host's time a round, and emits min(a, g) + 1. Where a cut round would have
-gone on, the next one begins elsewhere than it was recorded, which is not modelled.
+costs here, its share of drafting and what else a round takes, and emits min(a, g) + 1, or fewer where a limit cut it.
+Where a cut round would have gone on, the next one begins elsewhere than it was recorded, which is not modelled.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from specbench.costs import cost_of
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds. forward: of one target forward by its rows, ascending. draft: of drafting one deep. host: of a round."""
+    """Seconds. forward: of one target forward by its rows, ascending. draft: of drafting one deep. host: of a round,
+    all that is neither drafting nor such a forward: the walk, the commit, Python, and what a longer context than the
+    curve's adds to a forward."""
 
     forward: Mapping[int, float]
     draft: float
     host: float
 
-    def forward_of(self, rows: int) -> float:
+    def forward_of(self, rows: float) -> float:
         """As `cost_of` has it."""
         return cost_of(self.forward, rows)
 
@@ -35,7 +37,7 @@ def predicted(rounds: Sequence[RoundCounts], costs: Costs, gamma: int) -> float:
     for one in rounds:
         depth, accepted = min(one.depth or 0, gamma), min(one.accepted, gamma)
         seconds += costs.forward_of(depth + 1) + costs.draft * depth + costs.host
-        tokens += accepted + 1
+        tokens += min(accepted + 1, one.emitted)
     return seconds / tokens if tokens else math.nan
 
 

@@ -33,7 +33,8 @@ Rows = Iterator[tuple[str, Row]]
 def load(
     name_or_path: str | Path = OWN, *, layout: str | None = None, config: str | None = None, split: str | None = None
 ) -> Workload:
-    """Our own prompts (no name), those on which nobody guesses well ("hostile"), a known data set by its name, a file, a folder, or a hub id (`owner/name`).
+    """Our own prompts (no name), those on which nobody guesses well ("hostile"), a known data set by its name, a
+    file, a folder, or a hub id (`owner/name`).
 
     layout: a name of LAYOUTS; None tells it from the columns. config, split: of a hub id or folder that has several.
     ValueError when it cannot be had, is empty, or fits no layout.

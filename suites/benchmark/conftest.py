@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbench.plugin import ONE_AFTER_THE_OTHER
+from specbench.bench import ONE_AFTER_THE_OTHER
 
 
 def pytest_configure(config: pytest.Config) -> None:
