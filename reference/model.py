@@ -269,8 +269,9 @@ class LlamaModel:
             hidden = hidden + attention_output
             normed = self._norm(hidden, prefix + "post_attention_layernorm.weight")
             gate = torch.nn.functional.silu(self._linear(normed, prefix + "mlp.gate_proj"))
-            inner = self._activations(gate * self._linear(normed, prefix + "mlp.up_proj"))
-            hidden = hidden + self._linear(inner, prefix + "mlp.down_proj")
+            hidden = hidden + self._linear(
+                self._activations(gate * self._linear(normed, prefix + "mlp.up_proj")), prefix + "mlp.down_proj"
+            )
             if taps is not None:
                 tap = taps.layer(layer)
                 tap.attention_weights, tap.attention_output, tap.hidden_state = weights, attention_output, hidden
