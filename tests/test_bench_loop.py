@@ -14,6 +14,7 @@ import torch
 from specbench.bench.lean import LeanLlama
 from specbench.bench.loop import Item, Plan, measure, plain_texts
 from specbench.bench.metrics import RoundCounts
+from specbench.bench.overhead import overhead
 from specbench.bench.rows import Gate, Row, RowFile, Setting, header_of, read
 from specbench.bench.sides import Answer, OwnSide, Sides, TargetSide, TransformersSide, load_own, load_transformers
 from specbench.bench.verdicts import LAW, Judge
@@ -389,3 +390,9 @@ def test_a_sampled_setting_says_that_its_law_was_not_checked(plain: dict[str, tu
 def test_what_was_not_measured_is_not_tested(plain: dict[str, tuple[int, ...]]) -> None:
     found = Judge(ITEMS, plain, oracle=no_oracle, dtype=torch.bfloat16).judge(LOOKUP, [], plain)
     assert (found.verdict, found.passed) == ("NOT TESTED", False)
+
+
+def test_what_stamps_cost_is_a_ratio_of_the_same_decoder_with_and_without() -> None:
+    """What it is on a real model stands in docs/benchmarks.md."""
+    found = overhead(tiny_llama(CONFIG, seed=5), [one * 2 for one in PROMPTS], num=12)
+    assert found.n == len(PROMPTS) and found.low <= found.value <= found.high

@@ -1,7 +1,7 @@
 """Who decodes: our own decoder, transformers' `generate`, or a target; each gives tokens and when they came.
 
 The timed part records stamps and nothing else: two clock reads and one append a step, four steps a round
-(`tests/test_bench_sides.py` counts them). What rounds drafted and accepted is read from the generation afterwards.
+(`tests/test_bench_loop.py` counts them). What rounds drafted and accepted is read from the generation afterwards.
 """
 
 from __future__ import annotations
