@@ -67,8 +67,8 @@ def only(run: Run) -> Diagnosis:
 
 
 def test_a_drafter_that_is_never_right() -> None:
-    """R = 1.6 and T = 1.1: 1.45 tokens would pay, 1 comes. Gamma 1 takes 1.125 + 0.1 for one token, still above 1.1; with
-    all four accepted it would be 5 x 1.1 / 1.6."""
+    """R = 1.6 and T = 1.1: 1.45 tokens would pay, 1 comes. Gamma 1 takes 1.125 + 0.1 for one token, still above 1.1;
+    with all four accepted it would be 5 x 1.1 / 1.6."""
     found = only(made(CHAIN, [0]))
     assert (found.cause, found.length, found.break_even) == ("drafter quality", 1.0, pytest.approx(1.6 / 1.1))
     assert found.full == pytest.approx(5 * 1.1 / 1.6)
