@@ -16,7 +16,9 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [name for name in ("README.md", "DEVELOPERS.md", "docs/kernels.md") if (ROOT / name).is_file()]
+DOCUMENTS = [
+    name for name in ("README.md", "DEVELOPERS.md", "docs/benchmarks.md", "docs/kernels.md") if (ROOT / name).is_file()
+]
 RUNNERS = {"python": [sys.executable, "-"], "bash": ["bash", "-euo", "pipefail", "-s"]}
 SECONDS = 120
 
