@@ -311,7 +311,7 @@ def _curve_name(curve: Mapping[str, Any]) -> str:
     """Its drafter, and what of a setting is not as usual."""
     unusual = [
         f"{name.replace('_', ' ')} {curve[name]}"
-        for name, usual in (("width", 1), ("layout", "tree_mask"), ("temperature", 0.0))
+        for name, usual in (("width", 1), ("layout", "tree_mask"), ("temperature", 0.0), ("batch", 1))
         if curve[name] != usual
     ]
     return ", ".join([str(curve["drafter"]), *unusual])
@@ -428,7 +428,7 @@ def phases(study: Study) -> Table:
         mine = study.run.of(name)
         told = [one for one in mine if one.phases is not None]
         num_tokens = sum(len(one.tokens) - one.first_tokens for one in told)
-        num_rounds = sum(max(0, len(one.rounds) - 1) for one in told)
+        num_rounds = sum(len(one.later_rounds) for one in told)
         total = sum(parts.values())
         rows.append(
             {
@@ -542,6 +542,53 @@ def _looping(category: str, rows: Sequence[Row], speedup: float | None) -> Mappi
         "looping": looping / num_tokens if num_tokens else None,
         "speedup": speedup,
     }
+
+
+def history(studies: Sequence[Study]) -> Table:
+    """Speed-ups of settings that several runs have, run by run. studies: the oldest first. other: what besides time
+    differs from the run before, of machine, definition and versions."""
+    rows = []
+    for name in dict.fromkeys(name for one in reversed(studies) for name in one.ranked):
+        mine = [one for one in studies if one.speedup(name) and name != one.baseline]
+        if len(mine) < 2:
+            continue
+        for before, one in zip([None, *mine], mine, strict=False):
+            decode = (one.speedup(name) or {})["decode"]
+            rows.append(
+                {
+                    "setting": name,
+                    "run": one.run.header["started"],
+                    "n": decode["n"],
+                    **{end: decode[end] for end in ("low", "high")},
+                    "speedup": decode["value"],
+                    "seconds_a_token": one.told[name]["seconds_a_token"],
+                    "other": ", ".join(_changed(before, one)) if before else "",
+                }
+            )
+    columns = (
+        text("setting", "setting"),
+        text("run", "run"),
+        count("n", "n prompts"),
+        ratio("speedup", "speed-up"),
+        ratio("low", "from"),
+        ratio("high", "to"),
+        milliseconds("seconds_a_token", "a token"),
+        text("other", "other than before"),
+    )
+    return Table("history", "Speed-up over saved runs", columns, tuple(rows))
+
+
+def _changed(before: Study, after: Study) -> list[str]:
+    """Which settings and prompts a run had besides is harmless here, as in `summary.compare`."""
+    kept = ("settings", "prompts")
+    sides = [
+        {
+            what: {name: value for name, value in one.run.header[what].items() if name not in kept}
+            for what in ("machine", "definition", "versions")
+        }
+        for one in (before, after)
+    ]
+    return [what for what in sides[0] if sides[0][what] != sides[1][what]]
 
 
 def settings(study: Study) -> Table:

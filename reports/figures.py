@@ -20,6 +20,7 @@ Rows = Sequence[Mapping[str, Any]]
 COLOURS = [LIGHT[name] for name in SERIES]
 MOST_SETTINGS = 16  # of a figure; the table has all
 MOST_CURVES = 6
+MOST_DATES = 5  # below an axis
 MAX_NAME = 42
 LINE_LETTERS = 54  # of a line, name and number
 RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16)
@@ -141,6 +142,32 @@ def gamma(rows: Rows) -> Figure:
         axes.grid(axis="y")
     panels[-1].set_xlabel("γ, drafted tokens in depth (○ knee, ◇ predicted best)")
     _legend(drawing, panels[0])
+    return drawing
+
+
+def history(rows: Rows) -> Figure:
+    """rows: of `history`. Runs stand side by side, the oldest left; a bar: an interval that leaves room for chance."""
+    runs = sorted({one["run"] for one in rows})
+    drawing = figure(2.6)
+    axes = drawing.subplots()
+    values = [1.0]
+    for idx, ((setting,), mine) in enumerate(list(by(rows, "setting").items())[:MOST_CURVES]):
+        xs, ys = [runs.index(one["run"]) for one in mine], [one["speedup"] for one in mine]
+        lows, highs = ([_or(one[end], one["speedup"]) for one in mine] for end in ("low", "high"))
+        ends = [[one - low for one, low in zip(ys, lows, strict=True)]]
+        ends += [[high - one for one, high in zip(ys, highs, strict=True)]]
+        style: dict[str, Any] = {"color": COLOURS[idx], "marker": MARKERS[idx], "markersize": 4.5, "elinewidth": 0.9}
+        axes.errorbar(xs, ys, yerr=ends, label=_short(setting), **style)
+        values += [*lows, *highs]
+    axes.axhline(1, color=SOFT, linewidth=0.9, linestyle=(0, (3, 2)), zorder=0)
+    step = -(-len(runs) // MOST_DATES)
+    axes.set_xticks(range(0, len(runs), step), [one[5:16].replace("T", "\n") for one in runs[::step]])
+    axes.set_xlim(-0.3, len(runs) - 0.7)
+    axes.set_ylim(*_around(values, 0.12))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    axes.grid(axis="y")
+    axes.set_xlabel("run (month-day, UTC)")
+    _legend(drawing, axes)
     return drawing
 
 

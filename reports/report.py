@@ -6,7 +6,8 @@ What a file is, its content tells. The same files give the same bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ HTML, MARKDOWN, DATA, FIGURES = "index.html", "summary.md", "data", "figures"
 
 
 def write(files: Sequence[Path], folder: Path) -> Path:
-    """The page of one or several recordings; rows of a benchmark come first. A folder stands for its ROWS. Returns the
-    page's path.
+    """The page of one or several recordings; rows of a benchmark come first. Of several runs of it the page is about
+    the newest, and draws what changed. A folder stands for its ROWS. Returns the page's path.
 
-    ValueError for a file that cannot be read, is none of KINDS or of which there is another, and for a folder that
+    ValueError for a file that cannot be read, is none of KINDS or of whose kind there is another, and for a folder that
     holds other things than an earlier report. OSError where something cannot be written.
     """
     _check(folder)
@@ -62,41 +63,61 @@ def write(files: Sequence[Path], folder: Path) -> Path:
 
 def read(files: Sequence[Path]) -> tuple[Headline, list[Section]]:
     """The headline is the benchmark's, or where there is none, what the first of the others found."""
-    headline, found = None, list[Section]()
+    found, studies = list[Section](), dict[Path, bench.Study]()
     for file in files:
-        try:
-            with style():
-                told, mine = _read(file / ROWS if file.is_dir() else file)
-        except OSError as error:
-            raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            said = str(error)
-            raise ValueError(said if str(file) in said else f"{file}: {said}") from None
-        again = {one.id for one in mine} & {one.id for one in found}
-        if again:
-            raise ValueError(f"{file} is a second recording of one kind ({min(again)}): a report takes one of each")
-        found = [*mine, *found] if told else [*found, *mine]
-        headline = headline or told
-    return headline or Headline(f"{found[0].title} {found[0].finding}"), found
+        with _naming(file):
+            one = _read(file / ROWS if file.is_dir() else file)
+            if isinstance(one, bench.Study):
+                if any(one.run == other.run for other in studies.values()):
+                    raise ValueError("this run was named before")
+                studies[file] = one
+                continue
+        if one.id in (other.id for other in found):
+            raise ValueError(f"{file} is a second recording of one kind ({one.id}): a report takes one of each")
+        found.append(one)
+    if not studies:
+        return Headline(f"{found[0].title} {found[0].finding}"), found
+    newest = max(studies, key=lambda file: _started(studies[file]))
+    with _naming(newest):
+        headline, own = bench.headline(studies[newest]), sections.of_bench(studies[newest])
+        past = sections.of_history(sorted(studies.values(), key=_started)) if len(studies) > 1 else None
+    return headline, [*own, *([past] if past else []), *found]
 
 
-def _read(file: Path) -> tuple[Headline | None, list[Section]]:
+def _started(study: bench.Study) -> str:
+    return str(study.run.header["started"])
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """In the report's style; a ValueError names the file."""
+    try:
+        with style():
+            yield
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        said = str(error)
+        raise ValueError(said if str(file) in said else f"{file}: {said}") from None
+
+
+def _read(file: Path) -> bench.Study | Section:
+    """A benchmark's rows as a study, for there may be several."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ValueError(f"this is no UTF-8 text: expected {KINDS}") from None
     data = _object(text) or _object(text.partition("\n")[0])
     if data.get("kind") == "header":
-        study = bench.Study(rows.read(file))
-        return bench.headline(study), sections.of_bench(study)
+        return bench.Study(rows.read(file))
     if "row" in data:
-        return None, [sections.of_kernels(kernels.rows_of(text))]
+        return sections.of_kernels(kernels.rows_of(text))
     if "curves" in data:
-        return None, [sections.of_lossiness(data)]
+        return sections.of_lossiness(data)
     if "engines" in data:
-        return None, [sections.of_engines(data)]
+        return sections.of_engines(data)
     if "claims" in data and "target" in data:
-        return None, [sections.of_consistency(record.read(file))]
+        return sections.of_consistency(record.read(file))
     raise ValueError(f"this is no recording: expected {KINDS}")
 
 

@@ -77,6 +77,30 @@ def of_bench(study: Study) -> list[Section]:
     return [one for one in found if one is not None]
 
 
+def of_history(studies: Sequence[Study]) -> Section | None:
+    """studies: the oldest first. Inside `theme.style`. None where no setting is in two runs."""
+    table = bench.history(studies)
+    if not table.rows:
+        return None
+    others = sorted({word for one in table.rows for word in one["other"].split(", ") if word})
+    finding = f"{len(studies)} runs, the newest of which the rest of this page is about."
+    if others:
+        finding += f" They differ in {' and '.join(others)} too: see the table."
+    return Section(
+        "history",
+        "What has changed since?",
+        finding,
+        (
+            "Each run's own speed-up over its own baseline, as above, with its interval over prompts. A machine that "
+            "was busier for a whole run slows both alike.",
+            "other than before: what besides time is not the same as in the run before. `specbench compare A B` judges "
+            "two runs and exits with 1 on a regression.",
+        ),
+        (drawn(table.title, figures.history, table),),
+        tables=(table,) if others else (),
+    )
+
+
 def _verdicts(study: Study) -> Section:
     table = bench.verdicts(study)
     nums = {name: sum(row["verdict"] == name for row in table.rows) for name in ("EQUAL", "NOISE", "BUG", "NOT TESTED")}
@@ -176,7 +200,8 @@ def _gamma(study: Study) -> Section | None:
             "knee: the smallest γ whose speed-up is not below the lower end of the best one's interval: a longer draft "
             "has not shown that it gains anything.",
             "predicted (dashed): from the rounds that the longest draft recorded, cut to γ, the measured cost of a "
-            "forward, of drafting and of the host. Its best is a diamond.",
+            "forward and of drafting, and what else a round of theirs took; against the baseline's time on the same "
+            "prompt, and the geometric mean of that, as the measured curve. Its best is a diamond.",
         ),
         (drawn("Speed-up by drafted length", figures.gamma, table),),
     )

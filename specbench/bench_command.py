@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from specbench.bench.rows import RowFile, Run, Setting, header_of, read
 from specbench.engines import Missing
 
 ROWS, SUMMARY, REPORT = "rows.jsonl", "summary.json", "report"
+BATCH_WIDTHS = (1, 2, 3, 5, 9, 17)  # of each text
+LONG = "retrieval"  # the category of long texts
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,12 @@ def add_options(one: argparse.ArgumentParser, count: Callable[[str], int]) -> No
     one.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
     one.add_argument("--workload", default="specbench", metavar="NAME", help="as for workload (default: ours)")
     one.add_argument("--prompts", type=count, metavar="N", help="of each category (default: the preset's)")
+    one.add_argument(
+        "--context", type=_lengths, metavar="LIST", help="prompts of these lengths in tokens, comma-separated: 128,1024"
+    )
+    one.add_argument(
+        "--batch", type=count, default=1, metavar="N", help="texts at once, of our own decoder (default 1)"
+    )
     one.add_argument("--max-new-tokens", type=count, metavar="N", help="default: the preset's")
     one.add_argument("--repetitions", type=count, metavar="N", help="default: the preset's")
     one.add_argument("--no-memory", action="store_true", help="start no processes that measure peak memory")
@@ -98,18 +106,29 @@ def _drafters(text: str) -> tuple[tuple[str, int, int], ...]:
     return tuple(found)
 
 
+def _lengths(text: str) -> tuple[int, ...]:
+    parts = [one.strip() for one in text.split(",")]
+    if not all(one.isdecimal() and int(one) >= 2 for one in parts) or len(set(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} must be different numbers >= 2, comma-separated, such as 128,1024")
+    return tuple(map(int, parts))
+
+
 def settings_of(args: argparse.Namespace, *, has_target: bool, has_plain_target: bool) -> list[Setting]:
-    """Plain decoding of both stacks first, the drafters after it; the lookup in both stacks, gamma by gamma."""
-    preset, common = PRESETS[args.preset], {"layout": args.layout, "temperature": args.temperature}
+    """Plain decoding of both stacks first, the drafters after it; the lookup in both stacks, gamma by gamma. Batches
+    are our own decoder's alone: `generate` does not look up drafts for several texts."""
+    common = {"layout": args.layout, "temperature": args.temperature, "batch": args.batch}
+    preset = PRESETS[args.preset]
     drafters = args.drafters or (*(("lookup", gamma, 1) for gamma in preset.grid), *preset.drafters)
     if args.draft_model and not any(name == "model" for name, _, _ in drafters):
         drafters = (*drafters, ("model", 4, 1))
     sampled = {"temperature": args.temperature}
-    found = [Setting("plain", **common), Setting("transformers", side="transformers", **sampled)]
+    found = [Setting("plain", **common)]
+    if args.batch == 1:
+        found.append(Setting("transformers", side="transformers", **sampled))
     for name, gamma, width in drafters:
         shape = f"{gamma}" if width == 1 else f"{gamma}x{width}"
         found.append(Setting(f"{name} {shape}", drafter=name, gamma=gamma, width=width, **common))
-        if name == "lookup":
+        if name == "lookup" and args.batch == 1:
             theirs = {"side": "transformers", "drafter": "lookup", "gamma": gamma}
             found.append(Setting(f"transformers lookup {gamma}", **theirs, **sampled))
     if not args.drafters:
@@ -169,9 +188,10 @@ def prepared(args: argparse.Namespace, adapter: Any, items: Sequence[Any] = ()) 
     tokenizer; none are the workload's. ValueError for what cannot be measured."""
     import torch
 
-    from specbench.bench.costs import CONTEXT, WIDTHS
-    from specbench.bench.loop import WARM_UP, Plan
+    from specbench.bench.costs import CONTEXT
+    from specbench.bench.loop import WARM_UP, Plan, with_later_turns
     from specbench.bench.sides import Sides
+    from specbench.reference.decoder import Decoder
     from specbench.shipped import digest_of, trained_for
     from specbench.types import DTYPES
 
@@ -182,18 +202,31 @@ def prepared(args: argparse.Namespace, adapter: Any, items: Sequence[Any] = ()) 
     trained = trained_for(model.path, args.trained)
     settings = settings_of(args, has_target=adapter is not None, has_plain_target=has_plain)
     ends: tuple[int, ...] = ()
-    if not items:
+    if not items and args.context:
+        items, ends = _items_of_length(model.path, args.workload, args.prompts or preset.num_each, args.context)
+    elif not items:
         items, ends = _items(model.path, args.workload, args.prompts or preset.num_each)
+    if args.batch > 1 and adapter is not None:
+        raise ValueError("--batch is our own decoder's: leave --target out")
     num_new = args.max_new_tokens or preset.max_new_tokens
+    spare = max(num_new, WARM_UP, CONTEXT + max(_widths(args.batch)))
     sides = Sides(
         model.path,
         DTYPES[args.dtype],
-        longest=max(len(one.tokens) for one in items) + max(num_new, WARM_UP, CONTEXT + max(WIDTHS)),
+        longest=max(len(one.tokens) for one in items) + spare,
         device=args.device,
         draft_model=args.draft_model,
         trained=trained,
         target=adapter,
     )
+    if any(one.prompt is not None for one in items):
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=False)
+        items = with_later_turns(items, Decoder(sides.model), tokenizer, ends, num_new)
+        sides.reserve(max(len(one.tokens) for one in items) + spare)
+    if args.batch > 1:
+        items = _in_batches(items, args.batch)
     plan = Plan(
         items=tuple(items),
         settings=tuple(_had(settings, sides, needed=bool(args.drafters))),
@@ -234,10 +267,12 @@ def gated(made: Prepared, file: RowFile, progress: Progress) -> None:
     progress.say("plain texts, by which all are judged")
     plain = plain_texts(plan, OwnSide(sides.model, Setting("plain")).decoder, made.ends, file)
     is_sampled = any(one.temperature for one in plan.settings)
-    nums = {name: plan.max_new_tokens if is_sampled else len(one) for name, one in plain.items()}
+    sizes = {one.id: one.num_texts for one in plan.items}
+    nums = {name: plan.max_new_tokens if is_sampled else len(one) // sizes[name] for name, one in plain.items()}
     if not any(one["kind"] == "cost" for one in file.records):
-        seconds = {str(width): one for width, one in sides.forward_seconds().items()}
-        file.append({"kind": "cost", "model": "own", "context": CONTEXT, "seconds": seconds})
+        seconds = sides.forward_seconds(_widths(plan.settings[0].batch))
+        measured = {str(width): one for width, one in seconds.items()}
+        file.append({"kind": "cost", "model": "own", "context": CONTEXT, "seconds": measured})
     measure(plan, sides.make, nums, file, tell=progress)
     _judge(plan, made.folder, plain, file, progress)
 
@@ -258,7 +293,8 @@ def load_generator(name: str | None) -> Any:
 
 
 def _items(folder: str, workload: str, num_each: int) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-    """So many prompts of each category of a workload, their first turns, in the model's tokens, and its end tokens."""
+    """So many prompts of each category of a workload, in the model's tokens as far as they are known yet: first turns;
+    and its end tokens."""
     from transformers import AutoTokenizer
 
     from specbench.bench.loop import Item
@@ -272,7 +308,43 @@ def _items(folder: str, workload: str, num_each: int) -> tuple[tuple[Any, ...], 
         print(f"specbench: {note}", file=sys.stderr)
     chosen = sample(found, num_each).prompts
     ends = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
-    return tuple(Item(one.id, one.category, tuple(encode(one, tokenizer))) for one in chosen), ends
+    return tuple(
+        Item(one.id, one.category, tuple(encode(one, tokenizer)), prompt=one if len(one.turns) > 1 else None)
+        for one in chosen
+    ), ends
+
+
+def _items_of_length(
+    folder: str, workload: str, num_each: int, lengths: Sequence[int]
+) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """So many prompts at each length, which is their category: of a workload's passages with a question where it has
+    any, cut or filled in the middle with further passages. ValueError for a length that the model has no positions
+    for."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    from specbench.bench.loop import Item
+    from specbench.prompts import encode_text
+    from specbench.workloads.chat import encode, fitted
+    from specbench.workloads.load import load
+    from specbench.workloads.workload import sample
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    limit = getattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "max_position_embeddings", None)
+    if limit is not None and max(lengths) >= limit:
+        raise ValueError(f"--context {max(lengths)} must be < {limit}, the positions that the model has")
+    found = load(workload)
+    long = [one for one in found.prompts if one.category == LONG] or list(found.prompts)
+    found = replace(found, prompts=tuple(long))
+    chosen = sample(found, num_each).prompts
+    items = []
+    for length in lengths:
+        for one in chosen:
+            others = [other.turns[0] for other in found.prompts if other.id != one.id]
+            filler = encode_text("\n\n".join(others), tokenizer) if others else []
+            tokens = fitted(encode(one, tokenizer), length, filler)
+            items.append(Item(f"{one.id} at {length}", f"{length} tokens", tokens))
+    ends = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+    return tuple(items), ends
 
 
 def _command(args: argparse.Namespace) -> str:
@@ -283,13 +355,40 @@ def _command(args: argparse.Namespace) -> str:
     for name in ("model", "target", "draft_model", "threads", "prompts", "max_new_tokens", "repetitions"):
         if getattr(args, name):
             words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    if args.context:
+        words += ["--context", ",".join(map(str, args.context))]
     if args.drafters:
         words += ["--drafters", ",".join(":".join(map(str, one)) for one in args.drafters)]
     given = {"workload": "specbench", "dtype": "bf16", "device": "cpu", "layout": "tree_mask", "temperature": 0.0}
+    given["batch"] = 1
     for name, default in given.items():
         if getattr(args, name) != default:
             words += [f"--{name}", str(getattr(args, name))]
     return shlex.join(words)
+
+
+def _in_batches(items: Sequence[Any], batch: int) -> tuple[Any, ...]:
+    """So many neighbours each, every prompt once; what is left over is left out, and told."""
+    groups = [items[start : start + batch] for start in range(0, len(items) - batch + 1, batch)]
+    if not groups:
+        raise ValueError(f"--batch {batch} needs as many prompts, there are {len(items)}: ask for more by --prompts")
+    if left := len(items) % batch:
+        print(f"specbench: {left} of {len(items)} prompts fill no batch of {batch} and are left out", file=sys.stderr)
+    found = []
+    for first, *others in groups:
+        same = all(one.category == first.category for one in others)
+        category = first.category if same else f"batch of {batch}"
+        more = tuple((one.id, one.tokens) for one in others)
+        found.append(replace(first, category=category, others=more))
+    return tuple(found)
+
+
+def _widths(batch: int) -> tuple[int, ...]:
+    """Rows of the forwards whose cost is measured."""
+    from specbench.bench.costs import WIDTHS
+
+    more = [batch * width for width in BATCH_WIDTHS] if batch > 1 else []
+    return tuple(sorted({*WIDTHS, *more}))
 
 
 def _judge(plan: Any, folder: str, plain: dict[str, tuple[int, ...]], file: RowFile, progress: Progress) -> None:

@@ -612,7 +612,7 @@ def _parser() -> _Parser:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="rows of a benchmark; --json of `engines`; --lossiness of `law`; a check's .specbench/report.json",
+        help="rows of a benchmark, or of several runs; --json of `engines`; --lossiness of `law`; a check's record",
     )
     one.add_argument(
         "--out",

@@ -94,7 +94,8 @@ def test_memory_is_measured_setting_by_setting(
     words = ["bench", "--model", str(folder), "--dtype", "fp32", "--max-new-tokens", "8", "--repetitions", "1"]
     assert cli.main([*words, "--drafters", "ngram:2", "--threads", "1", "--out", str(tmp_path)]) == 0
     assert asked == [(name, 8, "fp32") for name in ("plain", "transformers", "ngram 2")]
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines() if "EQUAL" in line] == ["2"] * 3
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in shown if line.endswith("  2")] == ["plain", "transformers", "ngram"]
 
 
 class Right:
@@ -191,6 +192,82 @@ def test_a_wrong_list_of_drafters_gets_one_sentence(text: str, capsys: pytest.Ca
         cli.main(["bench", "--drafters", text])
     assert left.value.code == 2
     assert capsys.readouterr().err.startswith(f"specbench bench: argument --drafters: {text!r} ")
+
+
+def test_a_batch_is_gated_text_by_text(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of the three prompts at once: one row a repetition, whose tokens are both texts'."""
+    words = ["--batch", "2", "--drafters", "ngram:2,early_exit:2:2", "--max-new-tokens", "40"]
+    assert bench(folder, tmp_path, *words) == 0
+    assert "1 of 3 prompts fill no batch of 2 and are left out" in capsys.readouterr().err
+    run = read(tmp_path / ROWS)
+    assert [*run.settings] == ["plain", "ngram 2", "early_exit 2x2"]
+    both = tuple(token for one in run.others["plain"] for token in one["tokens"])
+    assert {one.tokens for one in run.rows} == {both}
+    assert {(name, one.verdict, one.num_outputs) for name, one in run.gates.items()} == {
+        (name, "EQUAL", 2) for name in run.settings
+    }
+    row = run.of("ngram 2")[0]
+    assert (row.first_rounds, row.first_tokens) == (2, sum(one.emitted for one in row.rounds[:2]))
+    assert sum(one.emitted for one in row.rounds) == len(both)
+    told = json.loads((tmp_path / SUMMARY).read_text())
+    assert "16" in told["cost"][0]["seconds"] and told["settings"]["ngram 2"]["speedup"]["decode"]["n"] == 1
+    assert " --batch 2" in told["command"]
+
+
+def test_a_batch_larger_than_the_prompts_or_of_a_target_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "a_target", sys.modules[__name__])
+    assert bench(folder, tmp_path, "--batch", "4") == 2
+    assert capsys.readouterr().err == (
+        "specbench: --batch 4 needs as many prompts, there are 3: ask for more by --prompts\n"
+    )
+    assert bench(folder, tmp_path, "--batch", "2", "--target", "a_target:Right") == 2
+    assert capsys.readouterr().err == "specbench: --batch is our own decoder's: leave --target out\n"
+
+
+@pytest.mark.parametrize("text", ["", "128,", "1", "a", "64,64"])
+def test_a_wrong_list_of_lengths_gets_one_sentence(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--context", text])
+    told = f"{text!r} must be different numbers >= 2, comma-separated, such as 128,1024"
+    assert capsys.readouterr().err == f"specbench bench: argument --context: {told}\n"
+
+
+class Letters:
+    """A tokenizer of bytes, without a template."""
+
+    eos_token_id, chat_template = 0, None
+
+    @classmethod
+    def from_pretrained(cls, folder: str, **options: Any) -> Letters:
+        return cls()
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": [one % 31 for one in text.encode()]}
+
+
+def test_prompts_of_a_length_are_of_that_length_and_its_category(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are gated as all others are; the lengths' own speed-ups are those of categories."""
+    monkeypatch.setattr("transformers.AutoTokenizer", Letters)
+    assert bench(folder, tmp_path, "--context", "16,48", "--prompts", "2", "--drafters", "ngram:2") == 0
+    run = read(tmp_path / ROWS)
+    assert {(one.category, one.num_prompt) for one in run.rows} == {("16 tokens", 16), ("48 tokens", 48)}
+    told = json.loads((tmp_path / SUMMARY).read_text())
+    assert {name: num for name, (_, num) in told["settings"]["ngram 2"]["speedup"]["categories"].items()} == {
+        "16 tokens": 2, "48 tokens": 2,
+    }  # fmt: skip
+    assert told["command"].endswith("--context 16,48 --drafters ngram:2:1 --dtype fp32")
+
+
+def test_a_length_beyond_the_models_positions_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("transformers.AutoTokenizer", Letters)
+    assert bench(folder, tmp_path, "--context", "16,9000") == 2
+    assert capsys.readouterr().err == "specbench: --context 9000 must be < 8192, the positions that the model has\n"
 
 
 def test_progress_is_shown_on_a_terminal_alone(

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from specbench.bench.lean import LeanLlama
-from specbench.bench.loop import Item, Plan, measure, plain_texts
+from specbench.bench.loop import Item, Plan, measure, plain_texts, with_later_turns
 from specbench.bench.metrics import RoundCounts
 from specbench.bench.overhead import overhead
 from specbench.bench.rows import Gate, Row, RowFile, Setting, header_of, read
@@ -21,6 +21,9 @@ from specbench.bench.verdicts import LAW, Judge
 from specbench.reference.decoder import Decoder
 from specbench.reference.model import LlamaConfig, tiny_llama
 from specbench.regret import Oracle
+from specbench.types import Stop
+from specbench.workloads.chat import encode
+from specbench.workloads.workload import Prompt
 
 CONFIG = LlamaConfig(31, 32, 48, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8)
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8], [1, 6, 1, 8, 0, 3, 3]]
@@ -87,6 +90,70 @@ def test_a_step_costs_two_clock_reads_and_one_append(setting: Setting, sides: Si
     asked = sum(12 - done > 1 for done in _emitted_before(answer)) if setting.drafter else 0
     assert (num_before, clock.num_reads) == (0, 2 + 2 * len(log))
     assert len(log) == 3 * len(answer.rounds) + asked
+
+
+def test_a_later_turn_holds_what_the_model_itself_said(sides: Sides) -> None:
+    """A letter a token; the answer ends before its end token, which is not in it."""
+
+    class Letters:
+        chat_template = None
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [ord(one) - ord("a") if one.isalpha() else 30 for one in text]}
+
+        def decode(self, tokens: Sequence[int]) -> str:
+            return "".join(chr(ord("a") + one) for one in tokens)
+
+    class Saying:
+        asked: ClassVar[list[tuple[int, ...]]] = []
+
+        def generate(self, prompt: Sequence[int], *, max_new_tokens: int, stop: Stop) -> Any:
+            self.asked.append(tuple(prompt))
+            return Answer((2, 3, *stop.eos_token_ids), 1.0, 1.0)
+
+    prompt = Prompt("d", "dialogue", ("ab", "e"), "here")
+    first = Item("d", "dialogue", (0, 1), prompt=prompt)
+    found = with_later_turns([ITEMS[0], first], Saying(), Letters(), [9], 5)
+    assert [(one.id, one.category) for one in found[1:]] == [("d", "dialogue"), ("d turn 2", "dialogue")]
+    expected = encode(prompt, Letters(), ["cd"])
+    assert (Saying.asked, found[2].tokens) == ([(0, 1)], tuple(expected))
+    assert found[:2] == (ITEMS[0], first)
+
+
+def test_room_is_made_for_longer_texts(folder: Path) -> None:
+    sides = Sides(folder, torch.float32, longest=20)
+    assert sides.model.vocab_size == CONFIG.vocab_size
+    sides.reserve(300)
+    assert len(sides.make(LOOKUP).generate(PROMPTS[0], 250).tokens) == 250
+
+
+@pytest.mark.parametrize("setting", [PLAIN, LOOKUP, OTHERS[4]], ids=lambda one: one.name)
+def test_a_batch_says_what_each_text_alone_does_and_costs_as_few_clock_reads(setting: Setting, sides: Sides) -> None:
+    """A forward for the prompts, then a round of forward, verification and commit for all texts, and a draft for each
+    text that may still draft."""
+    clock = Ticks()
+    side = OwnSide(sides.model, replace(setting, batch=3), small=sides.model, clock=clock)
+    answer = side.generate_batch(PROMPTS, 12)
+    alone = [sides.make(setting).generate(one, 12) for one in PROMPTS]
+    assert answer.tokens == tuple(token for one in alone for token in one.tokens)
+    assert sorted(map(repr, answer.rounds)) == sorted(repr(each) for one in alone for each in one.rounds)
+    assert answer.first_rounds == 3 and answer.first_tokens == sum(one.rounds[0].emitted for one in alone)
+    assert answer.num_rows == sum(one.num_rows or 0 for one in alone)
+    num_drafts = sum(12 - done > 1 for one in alone for done in _emitted_before(one)) if setting.drafter else 0
+    num_rounds = max(len(one.rounds) for one in alone)
+    assert clock.num_reads == 2 + 2 * (1 + 3 * num_rounds + num_drafts)
+
+
+@pytest.mark.parametrize("side", ["transformers", "target"])
+def test_a_batch_of_others_is_refused(side: str, sides: Sides) -> None:
+    with pytest.raises(ValueError, match=f"setting x: batch = 2 must be 1 on the side {side}"):
+        sides.make(Setting("x", side=side, batch=2))
+
+
+def test_an_answer_of_a_batch_is_split_by_text() -> None:
+    item = replace(ITEMS[0], others=(("p1", (1, 2)), ("p2", (3,))))
+    assert item.split([1, 2, 3, 4, 5, 6]) == [(1, 2), (3, 4), (5, 6)]
+    assert [name for name, _ in item.texts] == ["p0", "p1", "p2"]
 
 
 def _emitted_before(answer: Answer) -> list[int]:

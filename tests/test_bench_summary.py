@@ -131,8 +131,7 @@ def test_duels_are_of_the_same_drafts_and_of_the_best_of_each(tmp_path: Path) ->
 def test_a_curve_has_its_knee_and_a_prediction_beside_it(tmp_path: Path) -> None:
     """Behind the first round of gamma 4 there is one, 2 deep, which accepted 2. It took 3 seconds, 0.5 of them for
     drafting; its forward of 3 rows takes 1.2 by the curve, which leaves 1.3. Cut to 1: 1.1 + 0.25 + 1.3 for 2 tokens;
-    to 2: 3 for 3. The baseline needs 1 second a token but for the wobble, whose geometric mean is the fourth root of
-    0.99.
+    to 2: 3 for 3. The baseline needs 1 second a token but for the wobble, whose geometric mean is 0.99 to the quarter.
     """
     curve = summary_of(run(tmp_path))["curves"][0]
     assert (curve["drafter"], curve["knee"], curve["best"]) == ("lookup", 2, 2)

@@ -168,6 +168,19 @@ def test_peak_memory_is_that_of_a_process_of_its_own(tmp_path: Path) -> None:
     assert 0.5 * formula["working"] <= bytes_["working"] <= formula["working"] + 32 * 2**20
 
 
+def test_peak_memory_of_a_batch_has_a_cache_and_logits_for_each_text(tmp_path: Path) -> None:
+    config = LlamaConfig(40_000, 128, 64, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=64, tied=True)
+    tiny_llama(config, seed=0).to(torch.float32).save(tmp_path)
+    setting = Setting("both", drafter="lookup", gamma=30, batch=2)
+    prompt = [*range(3, 40)] * 2
+    found = measured(setting, folder=str(tmp_path), dtype="fp32", prompt=prompt, num=60, threads=1)
+    bytes_, formula = found["bytes"], found["predicted"]
+    # The prompts' logits, of 73 rows each, three times over; rows of 1 layer, keys and values, 64 numbers.
+    assert formula["cache"] == 2 * (74 + 60 + 31) * 2 * 64 * 4
+    assert formula["working"] == 2 * 73 * (128 + 3 * 40_000) * 4 + formula["cache"]
+    assert 0.4 * formula["working"] <= bytes_["working"] <= formula["working"] + 32 * 2**20
+
+
 def test_a_process_that_fails_is_told_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="measures the memory of plain ended with 1: "):
         measured(Setting("plain"), folder=str(tmp_path), dtype="fp32", prompt=[1, 2], num=4, threads=1)

@@ -20,7 +20,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("README.md", "DEVELOPERS.md", "docs/kernels.md", "docs/ladder.md")
+NAMES = ("README.md", "DEVELOPERS.md", "docs/benchmarks.md", "docs/kernels.md", "docs/ladder.md")
 DOCUMENTS = [name for name in NAMES if (ROOT / name).is_file()]
 RUNNERS = {"python": [sys.executable, "-"], "bash": ["bash", "-euo", "pipefail", "-s"]}
 SECONDS = 120

@@ -852,6 +852,43 @@ def test_what_is_no_recording_is_refused_in_a_sentence(
     assert (code, capsys.readouterr().err) == (2, f"specbench: {message.format(file=file)}\n")
 
 
+@pytest.fixture(scope="module")
+def runs(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three of the same settings; the second, named last, in another version, the third without ngram-8."""
+    folder, found = tmp_path_factory.mktemp("runs"), []
+    for day, torch in ((3, "0.0.0"), (9, "0.0.1"), (5, "0.0.1")):
+        records = bench_file.records()
+        records[0] |= {"started": f"2026-01-0{day}T03:04:05Z", "versions": {"specbench": "0.0.0", "torch": torch}}
+        kept = [one for one in records if day < 9 or one.get("setting") != "ngram-8"]
+        found.append(folder / f"{day}.jsonl")
+        found[-1].write_text("".join(json.dumps(one) + "\n" for one in kept), encoding="utf-8")
+    return found
+
+
+def test_history_holds_what_several_runs_have_in_the_order_of_their_time(runs: list[Path]) -> None:
+    studies = sorted((Study(read(one)) for one in runs), key=lambda one: one.run.header["started"])
+    table = bench.history(studies)
+    days = {name: [row["run"][8:10] for row in table.rows if row["setting"] == name] for name in ("ngram-4", "ngram-8")}
+    assert days == {"ngram-4": ["03", "05", "09"], "ngram-8": ["03", "05"]}
+    assert [row["other"] for row in table.rows if row["setting"] == "ngram-4"] == ["", "versions", ""]
+    assert row_of(table, setting="ngram-4", run="2026-01-05T03:04:05Z")["speedup"] == pytest.approx(NGRAM_4)
+
+
+def test_a_report_of_several_runs_is_about_the_newest_and_draws_their_history(runs: list[Path], tmp_path: Path) -> None:
+    folder = report.write(runs, tmp_path / "out").parent
+    markdown = (folder / "summary.md").read_text("utf-8")
+    assert "## What has changed since?\n\n3 runs, the newest of which the rest of this page is about." in markdown
+    assert "They differ in versions too: see the table." in markdown
+    assert (folder / "figures" / "history.svg").is_file() and (folder / "data" / "history.csv").is_file()
+    settings = (folder / "data" / "verdicts.csv").read_text("utf-8")
+    assert "ngram-8,NOT TESTED" in settings  # of the 9th, which did not measure it
+
+
+def test_a_run_that_is_named_twice_is_refused(rows: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rows\.jsonl: this run was named before"):
+        report.write([rows, rows], tmp_path / "out")
+
+
 def test_missing_file_two_of_a_kind_and_a_folder_of_others_are_refused(
     recordings: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

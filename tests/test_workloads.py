@@ -21,7 +21,7 @@ import pytest
 from specbench import cli
 from specbench.models import find_model
 from specbench.workloads import chat
-from specbench.workloads.chat import encode, has_template, lengths, random_tokens
+from specbench.workloads.chat import encode, fitted, has_template, lengths, random_tokens
 from specbench.workloads.layouts import LAYOUTS, MIN_WORDS, PLACEHOLDER
 from specbench.workloads.listing import listing
 from specbench.workloads.load import load
@@ -898,3 +898,24 @@ def test_hostile_prompts_come_with_the_package() -> None:
     assert not {one.turns for one in workload.prompts} & {one.turns for one in load().prompts}
     with pytest.raises(ValueError, match="hostile has neither configs nor splits"):
         load("hostile", split="test")
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (2, (1, 5)),
+        (3, (1, 4, 5)),
+        (5, (1, 2, 3, 4, 5)),
+        (6, (1, 2, 7, 3, 4, 5)),
+        (10, (1, 2, 7, 8, 9, 7, 8, 3, 4, 5)),
+    ],
+)
+def test_a_text_is_fitted_in_its_middle(length: int, expected: tuple[int, ...]) -> None:
+    assert fitted([1, 2, 3, 4, 5], length, [7, 8, 9]) == expected
+
+
+def test_a_text_is_not_fitted_to_less_than_two_ends_or_with_nothing() -> None:
+    with pytest.raises(ValueError, match="length = 1 must be >= 2"):
+        fitted([1, 2, 3], 1, [7])
+    with pytest.raises(ValueError, match="filler is empty, and 2 tokens are missing"):
+        fitted([1, 2, 3], 5, [])

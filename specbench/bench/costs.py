@@ -20,16 +20,16 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17)  # rows of a forward
 CONTEXT, REPETITIONS = 128, 7
 
 
-def forward_seconds(model: LanguageModel, tokens: Sequence[int]) -> dict[int, float]:
+def forward_seconds(model: LanguageModel, tokens: Sequence[int], widths: Sequence[int] = WIDTHS) -> dict[int, float]:
     """Of one forward by its rows, behind CONTEXT rows of `tokens`, repeated as need be; widths in turn, the median of
     each."""
-    text = [*tokens] * (1 + (CONTEXT + max(WIDTHS)) // len(tokens))
+    text = [*tokens] * (1 + (CONTEXT + max(widths)) // len(tokens))
     cache = model.new_cache("preallocated")
     model.forward(flatten_causal(text[:CONTEXT], 0), cache)
-    seconds: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    seconds: dict[int, list[float]] = {width: [] for width in widths}
     settle = settling(model)
     for repetition in range(REPETITIONS + 1):
-        for width in WIDTHS:
+        for width in widths:
             flat = flatten_causal(text[CONTEXT : CONTEXT + width], CONTEXT)
             settle()
             start = time.perf_counter()

@@ -86,10 +86,10 @@ def diagnose(run: Run) -> list[Diagnosis]:
 def _diagnosed(run: Run, setting: Setting, baseline: str) -> Diagnosis | None:
     speedup = speedup_of(run.pairs(baseline, setting.name)).decode
     prompts = {one.prompt for one in run.pairs(baseline, setting.name)}
-    mine = [one for one in run.of(setting.name) if one.prompt in prompts and len(one.rounds) > 1]
+    mine = [one for one in run.of(setting.name) if one.prompt in prompts and one.later_rounds]
     if not mine:
         return None
-    rounds = [one for row in mine for one in row.rounds[1:]]  # times are those behind the first
+    rounds = [one for row in mine for one in row.later_rounds]  # times are those behind the first
     num = len(rounds)
     seconds = sum(one.seconds - one.first_seconds for one in mine) / num
     length = sum(one.emitted for one in rounds) / num
@@ -116,9 +116,7 @@ def _diagnosed(run: Run, setting: Setting, baseline: str) -> Diagnosis | None:
             best_gamma, quick = _best_gamma(mine, costs, max(depths))
             mended["gamma"] = plain / quick
         if setting.batch > 1:
-            together = costs.forward_of(rows * setting.batch) / costs.forward_of(setting.batch)
-            alone = costs.forward_of(rows) / costs.forward_of(1)
-            mended["batch"] = pooled * together / alone
+            mended["batch"] = pooled * costs.ratio(rows, setting.batch) / costs.ratio(rows)
     full = (depth + 1) * plain / seconds if depth is not None else None
     peak_share = _peak_share(run, setting.name)
     return Diagnosis(
@@ -131,7 +129,7 @@ def _diagnosed(run: Run, setting: Setting, baseline: str) -> Diagnosis | None:
         mended=mended,
         full=full,
         rows=rows,
-        cost_ratio=None if costs is None or rows is None else costs.forward_of(rows) / costs.forward_of(1),
+        cost_ratio=None if costs is None or rows is None else costs.ratio(rows, setting.batch),
         shares=shares,
         best_gamma=best_gamma,
         all_accepted=sum(one.depth == one.accepted > 0 for one in rounds) / num if depth is not None else None,
@@ -173,7 +171,7 @@ def _host_of_plain(run: Run, setting: Setting) -> float:
         name for name, one in run.settings.items() if one.is_plain and one.side == "own" and one.batch == setting.batch
     ]
     rows = [one for one in run.rows if one.setting in names]
-    parts, num = _parts(rows), sum(len(one.rounds) - 1 for one in rows)
+    parts, num = _parts(rows), sum(len(one.later_rounds) for one in rows)
     return (parts.commit + parts.host) / num if parts is not None and num else 0.0
 
 
@@ -184,7 +182,7 @@ def _rows_a_round(rows: Sequence[Row]) -> float | None:
 
 def _best_gamma(rows: Sequence[Row], costs: Costs, deepest: int) -> tuple[int | None, float]:
     """And its seconds a token."""
-    rounds = [one for row in rows for one in row.rounds[1:]]
+    rounds = [one for row in rows for one in row.later_rounds]
     times = {gamma: predicted(rounds, costs, gamma) for gamma in range(1, deepest + 1)}
     best = min(times, key=lambda gamma: times[gamma], default=None)
     return best, times[best] if best is not None else math.inf

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specbench.bench.rows import Row, RowFile, Setting, key_of
-from specbench.bench.sides import Side
+from specbench.bench.sides import Side, generated
 from specbench.types import Stop
+from specbench.workloads.chat import encode
 from specbench.workloads.loops import loop_share
+from specbench.workloads.workload import Prompt
 
 WARM_UP = 8  # tokens
 FEWEST = 4  # tokens of an answer that is worth a timing
@@ -23,11 +25,27 @@ FEWEST = 4  # tokens of an answer that is worth a timing
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt in the target's tokens."""
+    """A prompt in the target's tokens; of a batch, several that are decoded together. texts: their ids and tokens.
+    prompt: of a workload, where it has later turns."""
 
     id: str
     category: str
     tokens: tuple[int, ...]
+    others: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    prompt: Prompt | None = None
+
+    @property
+    def texts(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return ((self.id, self.tokens), *self.others)
+
+    @property
+    def num_texts(self) -> int:
+        return 1 + len(self.others)
+
+    def split(self, answer: Sequence[int]) -> list[tuple[int, ...]]:
+        """An answer by text: as many tokens of each."""
+        each = len(answer) // self.num_texts
+        return [tuple(answer[start : start + each]) for start in range(0, each * self.num_texts, each)]
 
 
 @dataclass(frozen=True)
@@ -62,8 +80,8 @@ class Plan:
             **self._common,
             "repetitions": self.repetitions,
             "settings": {one.name: one.as_fields() for one in self.settings},
-            "prompts": {one.id: [one.category, len(one.tokens)] for one in self.items},
-            "prompts_hash": key_of({one.id: list(one.tokens) for one in self.items}),
+            "prompts": {name: [one.category, len(tokens)] for one in self.items for name, tokens in one.texts},
+            "prompts_hash": key_of({name: list(tokens) for one in self.items for name, tokens in one.texts}),
         }
 
     @property
@@ -73,7 +91,8 @@ class Plan:
         return {name: getattr(self, name) for name in names} | trained
 
     def key(self, item: Item, setting: Setting, repetition: int, num: int) -> str:
-        own = {"setting": setting.as_fields(), "prompt": list(item.tokens), "repetition": repetition, "num": num}
+        prompts = [list(tokens) for _, tokens in item.texts]
+        own = {"setting": setting.as_fields(), "prompts": prompts, "repetition": repetition, "num": num}
         return key_of(self._common | own)
 
     def turns(self) -> Iterator[tuple[Item, int, Setting]]:
@@ -84,14 +103,38 @@ class Plan:
                     yield item, repetition, setting
 
 
+def with_later_turns(
+    items: Sequence[Item], decoder: Any, tokenizer: Any, ends: Sequence[int], num: int
+) -> tuple[Item, ...]:
+    """Behind each first turn the later ones, which hold what came before: the turns, and the model's own answers by
+    `decoder`, of up to `num` tokens."""
+    found = []
+    for item in items:
+        found.append(item)
+        tokens, answers = item.tokens, list[str]()
+        for turn in range(2, len(item.prompt.turns) + 1 if item.prompt is not None else 0):
+            assert item.prompt is not None
+            said = decoder.generate(tokens, max_new_tokens=num, stop=Stop(tuple(ends))).tokens
+            answers.append(tokenizer.decode([one for one in said if one not in ends]))
+            tokens = tuple(encode(item.prompt, tokenizer, answers))
+            found.append(Item(f"{item.id} turn {turn}", item.category, tokens))
+    return tuple(found)
+
+
 def plain_texts(plan: Plan, decoder: Any, ends: Sequence[int], file: RowFile) -> dict[str, tuple[int, ...]]:
-    """The plain text of each prompt by our decoder without a drafter, from the file where it is there already."""
-    found = {one["prompt"]: tuple(one["tokens"]) for one in file.records if one["kind"] == "plain"}
+    """The plain text of each prompt by our decoder without a drafter, from the file where it is there already. Of a
+    batch all texts are as long as the shortest, one behind the other, so that they are there to the end together."""
+    known = {one["prompt"]: tuple(one["tokens"]) for one in file.records if one["kind"] == "plain"}
+    found = {}
     for item in plan.items:
-        if item.id not in found:
-            stop = Stop(tuple(ends))
-            found[item.id] = decoder.generate(item.tokens, max_new_tokens=plan.max_new_tokens, stop=stop).tokens
-            file.append({"kind": "plain", "prompt": item.id, "tokens": list(found[item.id])})
+        for name, tokens in item.texts:
+            if name not in known:
+                stop = Stop(tuple(ends))
+                known[name] = decoder.generate(tokens, max_new_tokens=plan.max_new_tokens, stop=stop).tokens
+                file.append({"kind": "plain", "prompt": name, "tokens": list(known[name])})
+        texts = [known[name] for name, _ in item.texts]
+        shortest = min(map(len, texts))
+        found[item.id] = tuple(token for text in texts for token in text[:shortest])
     return found
 
 
@@ -118,19 +161,19 @@ def measure(
     for setting in plan.settings:
         if any(one[2] == setting for one in left):
             sides[setting.name] = make(setting)
-            sides[setting.name].generate(left[0][0].tokens, WARM_UP)
+            generated(sides[setting.name], setting.batch, [tokens for _, tokens in left[0][0].texts], WARM_UP)
     for done, (item, repetition, setting, key) in enumerate(left, start=len(turns) - len(left)):
         tell(done, len(turns), f"{setting.name} on {item.id}")
         gc.collect()
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-        seed = plan.seed + repetition
+        seed, prompts = plan.seed + repetition, [tokens for _, tokens in item.texts]
         try:
-            answer = sides[setting.name].generate(item.tokens, nums[item.id], seed=seed)
+            answer = generated(sides[setting.name], setting.batch, prompts, nums[item.id], seed=seed)
         except Exception as error:  # a target may raise anything
             told = f"{type(error).__name__}: {error}"
             raise RuntimeError(f"{setting.name} on prompt {item.id} raised {told}") from error
-        if len(answer.tokens) != nums[item.id]:
-            got = f"{len(answer.tokens)} tokens, must give {nums[item.id]}"
+        if len(answer.tokens) != nums[item.id] * item.num_texts:
+            got = f"{len(answer.tokens)} tokens, must give {nums[item.id] * item.num_texts}"
             raise RuntimeError(f"{setting.name} on prompt {item.id} gave {got}: end tokens must not end it here")
         row = Row(
             key=key,
@@ -138,8 +181,8 @@ def measure(
             prompt=item.id,
             category=item.category,
             repetition=repetition,
-            num_prompt=len(item.tokens),
-            looping=loop_share(answer.tokens),
+            num_prompt=sum(map(len, prompts)),
+            looping=sum(map(loop_share, item.split(answer.tokens))) / item.num_texts,
             load=load,
             **vars(answer),
         )

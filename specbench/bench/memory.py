@@ -56,25 +56,32 @@ def _root() -> Path:
     return Path(__file__).resolve().parents[2]
 
 
-def predicted(model: LanguageModel, *, context: int, rows: int, prompt: int) -> dict[str, int] | None:
-    """Bytes by formula of our own decoder: weights; cache, what `context` rows fill of it; tree, a layer of a round of
-    `rows` behind them; logits, of a round; working, the most that is made on the way at one time: tree, logits, or the
-    same of the prompt, `prompt` rows that are encoded at once. None for a model without a formula. A preallocated cache
-    is held before decoding begins, so that it is in `loaded` and not in `working`."""
+def predicted(model: LanguageModel, *, context: int, rows: int, prompt: int, batch: int = 1) -> dict[str, int] | None:
+    """Bytes by formula of our own decoder: weights; cache, what `context` rows of each text fill; tree, a layer of a
+    round of `rows` behind them; logits, of a round; working, the most that is made on the way at one time: tree,
+    logits, or the same of the prompt, `prompt` rows that are encoded at once. None for a model without a formula. A
+    preallocated cache is held before decoding begins, so that it is in `loaded` and not in `working`; those of a batch
+    are made when it begins."""
     if not isinstance(model, LlamaModel):
         return None
     held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model._weights.values()}
-    form = lean_bytes if isinstance(model, LeanLlama) else _verify_parts
-    tree, logits = form(model.config, rows=rows, prefix=context - rows, dtype=model.dtype)
-    filling, reading = form(model.config, rows=prompt, prefix=0, dtype=model.dtype)
-    if isinstance(model, LeanLlama):
+
+    def form(rows: int, prefix: int) -> tuple[int, int]:
+        if batch == 1 and not isinstance(model, LeanLlama):
+            return _verify_parts(model.config, rows=rows, prefix=prefix, dtype=model.dtype)
+        return forward_bytes(model.config, rows=rows, prefix=prefix, dtype=model.dtype, batch=batch)
+
+    tree, logits = form(rows, context - rows)
+    filling, reading = form(prompt, 0)
+    if batch == 1 and isinstance(model, LeanLlama):
         reading = 0  # nobody reads a prompt's logits there
+    cache = batch * context * model.cache_spec.row_nbytes
     return {
         "weights": sum(held.values()),
-        "cache": context * model.cache_spec.row_nbytes,
+        "cache": cache,
         "tree": tree,
         "logits": logits,
-        "working": max(tree, logits, filling, reading),
+        "working": max(tree, logits, filling, reading) + (cache if batch > 1 else 0),
     }
 
 
@@ -129,7 +136,7 @@ def _verify_parts(config: LlamaConfig, *, rows: int, prefix: int, dtype: torch.d
 
 
 def _child(spec: Mapping[str, Any]) -> dict[str, Any]:
-    from specbench.bench.sides import MAX_NODES, OwnSide, Sides
+    from specbench.bench.sides import MAX_NODES, OwnSide, Sides, generated
 
     device = spec.get("device", "cpu")
     imported = _resident("VmRSS")
@@ -144,7 +151,9 @@ def _child(spec: Mapping[str, Any]) -> dict[str, Any]:
         trained=spec.get("trained"),
     )
     side = sides.make(setting)
-    side.generate(spec["prompt"][:2], 2)  # what operators compile and keep is made now, and is not the setting's
+    prompts = [spec["prompt"]] * setting.batch
+    # What operators compile and keep is made now, and is not the setting's.
+    generated(side, setting.batch, [one[:2] for one in prompts], 2)
     gc.collect()
     on_cuda = device.startswith("cuda")
     if on_cuda:
@@ -153,13 +162,13 @@ def _child(spec: Mapping[str, Any]) -> dict[str, Any]:
     else:
         was_reset = _reset_peak()
         loaded = _resident("VmRSS")
-    answer = side.generate(spec["prompt"], spec["num"])
+    answer = generated(side, setting.batch, prompts, spec["num"])
     most_rows = 1 + max((one.nodes or 0 for one in answer.rounds), default=0)
     prediction = None
     if isinstance(side, OwnSide):
         rows, prompt = min(most_rows, MAX_NODES + 1), max(1, len(spec["prompt"]) - 1)
         context = len(spec["prompt"]) + spec["num"] + rows
-        prediction = predicted(sides.model, context=context, rows=rows, prompt=prompt)
+        prediction = predicted(sides.model, context=context, rows=rows, prompt=prompt, batch=setting.batch)
     if on_cuda:
         peak, (free, total) = torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()
         sizes = {"imported": 0, "loaded": loaded, "peak": peak, "working": peak - loaded, "device": total - free}

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from specbench.bench.memory import forward_bytes, lean_bytes
+from specbench.bench.memory import forward_bytes
 from specbench.reference.model import LlamaConfig
 
 MOST_NODES = 1 << 16
@@ -82,15 +82,13 @@ def needs(config: LlamaConfig, load: Load) -> Needs:
     rows, dtype = load.nodes + 1, load.dtype
     layer, logits = forward_bytes(config, rows=rows, prefix=load.context, dtype=dtype, batch=load.batch)
     piece = min(load.chunk or load.prompt, load.prompt)
-    before = load.prompt - piece
+    filling, reading = forward_bytes(config, rows=piece, prefix=load.prompt - piece, dtype=dtype, batch=load.batch)
     if load.batch == 1 and not any(config.windows):
-        prompt = lean_bytes(config, rows=piece, prefix=before, dtype=dtype)[0]  # nobody reads a prompt's logits there
-    else:
-        prompt = max(forward_bytes(config, rows=piece, prefix=before, dtype=dtype, batch=load.batch))
+        reading = 0  # nobody reads a prompt's logits there
     return Needs(
         weights=num_weights(config) * dtype.itemsize,
         cache=load.batch * (load.context + rows) * row_bytes(config, dtype, load.cache),
-        prompt=prompt,
+        prompt=max(filling, reading),
         layer=layer,
         logits=logits,
     )

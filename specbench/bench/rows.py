@@ -10,12 +10,13 @@ Schema 1. Every line is an object with a `kind`; a reader ignores kinds and fiel
              own plain decoding, up to an end token
     row      one generation. key (a hash of what decides it: the setting's fields, the prompt's tokens, how many new
              ones, the repetition, and of the definition what is common to all rows); setting; prompt; category;
-             repetition; num_prompt; num_tokens; tokens (what was emitted); seconds; first_seconds and first_tokens
-             (when the first tokens came, and how many at once); rounds [[nodes, depth, accepted, emitted], ...], nodes
-             and depth null where a decoder does not say, the list empty where it says nothing; phases {draft, verify,
-             commit, decode} in seconds behind the first arrival, decode being all of them, null where only the whole is
-             seen; num_rows (that the target computed after prefill) or null; looping (share of the tokens); load (the
-             machine's load average of a minute, before the row)
+             repetition; num_prompt; num_tokens; tokens (what was emitted; of a batch, text by text); seconds;
+             first_seconds and first_tokens (when the first tokens came, and how many at once); rounds [[nodes, depth,
+             accepted, emitted], ...], nodes and depth null where a decoder does not say, the list empty where it says
+             nothing; first_rounds, how many of them, at its beginning, ended with the first arrival (one a text);
+             phases {draft, verify, commit, decode} in seconds behind the first arrival, decode being all of them, null
+             where only the whole is seen; num_rows (that the target computed after prefill) or null; looping (share of
+             the tokens); load (the machine's load average of a minute, before the row)
     gate     the verdict on one setting: setting; verdict (EQUAL, NOISE, BUG, NOT TESTED); sentence; num_outputs;
              num_tokens; num_equal; law_checked (above temperature 0; null at 0); facts. The last one of a setting
              counts. A setting without EQUAL or NOISE has no speed-up
@@ -101,6 +102,12 @@ class Row:
     num_rows: int | None = None
     looping: float = 0.0
     load: float = 0.0
+    first_rounds: int = 1
+
+    @property
+    def later_rounds(self) -> tuple[RoundCounts, ...]:
+        """Behind the first arrival, as the phases are."""
+        return self.rounds[self.first_rounds :]
 
     @property
     def timing(self) -> Timing:

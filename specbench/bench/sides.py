@@ -14,12 +14,14 @@ from typing import Any, Protocol
 
 import torch
 
-from specbench.bench.costs import arm_costs, forward_seconds, settling
+from specbench.bench.costs import WIDTHS, arm_costs, forward_seconds, settling
 from specbench.bench.lean import LeanLlama
 from specbench.bench.metrics import RoundCounts
 from specbench.bench.rows import Setting
 from specbench.models import unknown_name
 from specbench.protocols import Drafter, LanguageModel
+from specbench.reference.batch import BATCH_STEPS, BatchSteps
+from specbench.reference.batch_layouts import can_batch
 from specbench.reference.decoder import Decoder
 from specbench.reference.drafters.adaptive import Costs
 from specbench.reference.drafters.best_first import BestFirstDrafter
@@ -34,7 +36,7 @@ from specbench.reference.model import LlamaModel
 from specbench.reference.steps import STEPS
 from specbench.steps import Steps
 from specbench.training import KINDS
-from specbench.types import NEVER_STOP, Generation, Round, Sampling
+from specbench.types import NEVER_STOP, Generation, Request, Round, Sampling
 
 MAX_NODES = 64  # of a tree
 SHARE_OF_LAYERS = 3  # an early exit is the first third of them
@@ -54,6 +56,7 @@ class Answer:
     rounds: tuple[RoundCounts, ...] = ()
     phases: Mapping[str, float] | None = None
     num_rows: int | None = None
+    first_rounds: int = 1
 
 
 class Side(Protocol):
@@ -171,13 +174,7 @@ def stamped(steps: Steps, log: list[Stamp], *, clock: Callable[[], float], settl
     """The same steps, each of which leaves a stamp. settle: waits for the device behind each forward."""
 
     def timed(step: Callable[..., Any], code: int) -> Any:
-        def run(*args: Any, **keywords: Any) -> Any:
-            start = clock()
-            out = step(*args, **keywords)
-            log.append((code, start, clock()))
-            return out
-
-        return run
+        return _timed(step, code, log, clock)
 
     def forward(*args: Any, **keywords: Any) -> Any:
         out = steps.forward(*args, **keywords)
@@ -192,6 +189,38 @@ def stamped(steps: Steps, log: list[Stamp], *, clock: Callable[[], float], settl
         sample=timed(steps.sample, VERIFY),
         commit=timed(steps.commit, COMMIT),
     )
+
+
+def stamped_batch(
+    steps: BatchSteps, log: list[Stamp], *, clock: Callable[[], float], settle: Callable[[], object]
+) -> BatchSteps:
+    """The same for the steps of a batch."""
+
+    def timed(step: Callable[..., Any], code: int) -> Any:
+        return _timed(step, code, log, clock)
+
+    def forward(*args: Any, **keywords: Any) -> Any:
+        out = steps.forward(*args, **keywords)
+        settle()
+        return out
+
+    return replace(
+        steps,
+        forward=timed(forward, VERIFY),
+        verify=timed(steps.verify, VERIFY),
+        sample=timed(steps.sample, VERIFY),
+        commit=timed(steps.commit, COMMIT),
+    )
+
+
+def _timed(step: Callable[..., Any], code: int, log: list[Stamp], clock: Callable[[], float]) -> Any:
+    def run(*args: Any, **keywords: Any) -> Any:
+        start = clock()
+        out = step(*args, **keywords)
+        log.append((code, start, clock()))
+        return out
+
+    return run
 
 
 class OwnSide:
@@ -211,13 +240,21 @@ class OwnSide:
         steps = replace(STEPS, flatten=LAYOUTS[setting.layout])
         self._sampling = Sampling(temperature=setting.temperature)
         self._drafter = make_drafter(setting, model, small, trained)
+        self._drafter_for = lambda request: make_drafter(setting, model, small, trained)
+        settle = settling(model)
+        if setting.batch > 1:
+            # The batch's own steps are stamped, and of a text's only drafting, which they do not do.
+            steps = replace(steps, draft=stamped(steps, self._log, clock=clock, settle=settle).draft)
+        else:
+            steps = stamped(steps, self._log, clock=clock, settle=settle)
         self.decoder = Decoder(
             model,
             self._drafter,
-            steps=stamped(steps, self._log, clock=clock, settle=settling(model)),
+            steps=steps,
             cache=setting.cache,
             max_nodes=MAX_NODES,
             max_depth=max(1, setting.gamma),
+            batch_steps=stamped_batch(BATCH_STEPS, self._log, clock=clock, settle=settle),
         )
 
     def generate(self, prompt: Sequence[int], num: int, *, seed: int = 0) -> Answer:
@@ -227,28 +264,47 @@ class OwnSide:
         start = self._clock()
         said = self.decoder.generate(prompt, max_new_tokens=num, sampling=self._sampling, seed=seed)
         end = self._clock()
+        return _own_answer([said], self._log, start, end)
+
+    def generate_batch(self, prompts: Sequence[Sequence[int]], num: int, *, seed: int = 0) -> Answer:
+        """`num` new tokens of each, text by text. Times are those of all texts together, and so are the rows."""
+        requests = [Request(tuple(one), num, sampling=self._sampling, seed=seed) for one in prompts]
+        self._log.clear()
+        start = self._clock()
+        said = self.decoder.generate_batch(requests, drafter_for=self._drafter_for)
+        end = self._clock()
         return _own_answer(said, self._log, start, end)
 
 
-def _own_answer(said: Generation, log: Sequence[Stamp], start: float, end: float) -> Answer:
-    """The first round ends with the first commit: what is not prefill of that round is in TTFT."""
+def generated(side: Side, batch: int, prompts: Sequence[Sequence[int]], num: int, *, seed: int = 0) -> Answer:
+    """Of all prompts together where there is a batch, which only our own side decodes, and else of the one."""
+    if batch == 1:
+        return side.generate(prompts[0], num, seed=seed)
+    assert isinstance(side, OwnSide)  # `Sides` makes no other
+    return side.generate_batch(prompts, num, seed=seed)
+
+
+def _own_answer(said: Sequence[Generation], log: Sequence[Stamp], start: float, end: float) -> Answer:
+    """said: of each text. The first round ends with the first commit: what is not prefill of that round is in TTFT."""
     stamps = list(log)
     # A prefill without `encode` is a forward before any round: rounds are counted from behind.
     num_commits = sum(code == COMMIT for code, _, _ in stamps)
-    assert num_commits == len(said.rounds), "one commit a round"
+    assert num_commits == max(len(one.rounds) for one in said), "one commit a round"
     first = next(idx for idx, (code, _, _) in enumerate(stamps) if code == COMMIT)
     arrived = stamps[first][2]
     parts = dict.fromkeys(("draft", "verify", "commit"), 0.0)
     for code, begun, ended in stamps[first + 1 :]:
         parts[("draft", "verify", "commit")[code]] += ended - begun
+    rounds = [one.rounds[0] for one in said] + [each for one in said for each in one.rounds[1:]]
     return Answer(
-        tokens=said.tokens,
+        tokens=tuple(token for one in said for token in one.tokens),
         seconds=end - start,
         first_seconds=arrived - start,
-        first_tokens=len(said.rounds[0].emitted),
-        rounds=tuple(counts_of(one) for one in said.rounds),
+        first_tokens=sum(len(one.rounds[0].emitted) for one in said),
+        rounds=tuple(counts_of(one) for one in rounds),
         phases={**parts, "decode": end - arrived},
-        num_rows=sum(one.num_rows for one in said.rounds),
+        num_rows=sum(one.num_rows for one in rounds),
+        first_rounds=len(said),
     )
 
 
@@ -368,6 +424,8 @@ class Sides:
 
     def make(self, setting: Setting) -> Side:
         """ValueError for what cannot be had."""
+        if setting.batch > 1 and setting.side != "own":
+            raise ValueError(f"setting {setting.name}: batch = {setting.batch} must be 1 on the side {setting.side}")
         if setting.side == "transformers":
             return TransformersSide(self._once("transformers", self._load_transformers), setting)
         if setting.side == "target":
@@ -377,11 +435,23 @@ class Sides:
     def check(self, setting: Setting) -> None:
         """ValueError for a drafter of ours that cannot be had, before anything is measured."""
         if setting.side == "own":
-            make_drafter(setting, self.model, self._small(setting), self._trained)
+            drafter = make_drafter(setting, self.model, self._small(setting), self._trained)
+            if setting.batch > 1 and getattr(drafter, "reads_target_state", False):
+                raise ValueError(f"setting {setting.name}: a drafter that reads the target's state drafts one text")
+            if setting.batch > 1 and not can_batch(self.model):
+                raise ValueError(
+                    f"--batch {setting.batch}: a {type(self.model).__name__} cannot compute several texts at once"
+                )
 
-    def forward_seconds(self) -> dict[int, float]:
+    def reserve(self, longest: int) -> None:
+        """Room for longer texts, where it is not there yet; sides that were made before keep theirs."""
+        if longest > self._longest:
+            self._longest, model = longest, self.model
+            self._loaded["own"] = self._with_room(model)
+
+    def forward_seconds(self, widths: Sequence[int] = WIDTHS) -> dict[int, float]:
         """Of one forward of our model by its rows; measured once."""
-        return self._once("seconds", lambda: forward_seconds(self.model, self._some_tokens))
+        return self._once(f"seconds of {widths}", lambda: forward_seconds(self.model, self._some_tokens, widths))
 
     def _arm_costs(self, learned: Any) -> Costs:
         return self._once("costs", lambda: arm_costs(self.model, learned, self.forward_seconds(), self._some_tokens))
@@ -396,7 +466,9 @@ class Sides:
         return self._once("own", self._load_own)
 
     def _load_own(self) -> LanguageModel:
-        model = load_own(self._folder, self._dtype, self._device)
+        return self._with_room(load_own(self._folder, self._dtype, self._device))
+
+    def _with_room(self, model: LanguageModel) -> LanguageModel:
         return model.with_capacity(self._longest + MAX_NODES + 1) if isinstance(model, LeanLlama) else model
 
     def _small(self, setting: Setting) -> LanguageModel | None:

@@ -151,9 +151,9 @@ def _curves(run: Run, settings: Mapping[str, Mapping[str, Any]], baseline: str |
     families: dict[tuple[Any, ...], dict[int, str]] = {}
     for name, one in run.settings.items():
         if one.side == "own" and one.drafter and name in settings and settings[name]["speedup"]:
-            families.setdefault((one.drafter, one.width, one.layout, one.temperature), {})[one.gamma] = name
+            families.setdefault((one.drafter, one.width, one.layout, one.temperature, one.batch), {})[one.gamma] = name
     curves = []
-    for (drafter, width, layout, temperature), names in families.items():
+    for (drafter, width, layout, temperature, batch), names in families.items():
         if len(names) < 2:
             continue
         measured = {gamma: Interval(**settings[name]["speedup"]["decode"]) for gamma, name in sorted(names.items())}
@@ -162,13 +162,14 @@ def _curves(run: Run, settings: Mapping[str, Mapping[str, Any]], baseline: str |
             "width": width,
             "layout": layout,
             "temperature": temperature,
+            "batch": batch,
             "measured": {gamma: asdict(one) for gamma, one in measured.items()},
             "knee": knee(measured),
             "best": max(measured, key=lambda gamma: measured[gamma].value),
             "predicted": None,
             "predicted_best": None,
         }
-        if width == 1 and baseline is not None:
+        if width == 1 and batch == 1 and baseline is not None:
             curve["predicted"] = _predicted(run, names[max(names)], baseline)
         if curve["predicted"]:
             curve["predicted_best"] = max(curve["predicted"], key=lambda gamma: curve["predicted"][gamma])
@@ -188,7 +189,7 @@ def _predicted(run: Run, deepest: str, baseline: str) -> dict[int, float] | None
     for gamma in range(1, run.settings[deepest].gamma + 1):
         ratios = []
         for pair in pairs:
-            rounds = [one for row in rows if row.prompt == pair.prompt for one in row.rounds[1:]]
+            rounds = [one for row in rows if row.prompt == pair.prompt for one in row.later_rounds]
             seconds = predicted(rounds, costs, gamma)
             ratios.append(median(one.seconds_a_token for one in pair.baseline) / seconds)
         found[gamma] = geometric_mean([one for one in ratios if math.isfinite(one)])
@@ -200,7 +201,7 @@ def costs_of(run: Run, rows: Sequence[Row]) -> Costs | None:
     not told."""
     known = [one for one in run.others.get("cost", ()) if one["model"] == "own"]
     told = [one for one in rows if one.phases is not None and one.num_rows is not None]
-    rounds = [one for row in told for one in row.rounds[1:]]  # phases begin behind the first
+    rounds = [one for row in told for one in row.later_rounds]  # phases begin behind the first
     if not known or not rounds or any(one.nodes is None for one in rounds):
         return None
     parts = breakdown_of(one.phases for one in told if one.phases is not None)
@@ -226,7 +227,7 @@ def _candidates(run: Run, settings: Mapping[str, Mapping[str, Any]]) -> list[Can
         ratio = None
         if costs is not None and num_rounds:
             usual = sum(one.num_rows or 0 for one in told_rows) / num_rounds
-            ratio = costs.forward_of(usual) / costs.forward_of(1)
+            ratio = costs.ratio(usual, setting.batch)
         total = sum(parts.values()) if parts else 0.0
         found.append(
             Candidate(

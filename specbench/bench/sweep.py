@@ -30,6 +30,10 @@ class Costs:
         """As `cost_of` has it."""
         return cost_of(self.forward, rows)
 
+    def ratio(self, rows: float, batch: int = 1) -> float:
+        """A forward of `rows` rows of each of `batch` texts / a forward of one row of each."""
+        return self.forward_of(rows * batch) / self.forward_of(batch)
+
 
 def predicted(rounds: Sequence[RoundCounts], costs: Costs, gamma: int) -> float:
     """Seconds a token at gamma, from rounds recorded at a larger one. NaN without rounds."""

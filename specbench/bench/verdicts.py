@@ -41,31 +41,42 @@ class Judge:
     def judge(self, setting: Setting, rows: Sequence[Row], reference: Mapping[str, Sequence[int]]) -> Gate:
         """reference: plain decoding of the same stack, by prompt. A text that differs between repetitions counts once
         for each."""
-        outputs = list(dict.fromkeys(self._output(one) for one in rows))
+        outputs = list(dict.fromkeys(text for one in rows for text in self._outputs(one)))
         num_tokens = sum(len(one.tokens) for one in outputs)
         if not outputs:
             return Gate(setting.name, NOT_TESTED, "nothing was measured")
         if setting.temperature:
             return Gate(setting.name, NOT_TESTED, LAW, len(outputs), num_tokens, law_checked=False)
-        num_equal = sum(tuple(reference[one.name]) == one.tokens for one in outputs)
+        right = {
+            name: text
+            for item in self._items.values()
+            if item.id in reference
+            for (name, _), text in zip(item.texts, item.split(reference[item.id]), strict=True)
+        }
+        num_equal = sum(right[one.name] == one.tokens for one in outputs)
         if num_equal == len(outputs) and not setting.is_plain:
             what = f"all {num_tokens} tokens are plain decoding's"
             return Gate(setting.name, EQUAL, what, len(outputs), num_tokens, num_equal)
         oracle, plain = self._errors()
-        texts = [Output(one.prompt, tuple(reference[one.name]), one.name) for one in outputs]
+        texts = [Output(one.prompt, right[one.name], one.name) for one in outputs]
         audit = audit_ties(oracle, plain, outputs, texts)
         facts = {name: value for name, value in audit.facts.items() if name != "by_margin"}
         return Gate(setting.name, audit.verdict, audit.sentence, len(outputs), num_tokens, num_equal, facts=facts)
 
-    def _output(self, row: Row) -> Output:
-        return Output(self._items[row.prompt].tokens, row.tokens, row.prompt, row.setting)
+    def _outputs(self, row: Row) -> list[Output]:
+        item = self._items[row.prompt]
+        return [
+            Output(prompt, text, name, row.setting)
+            for (name, prompt), text in zip(item.texts, item.split(row.tokens), strict=True)
+        ]
 
     def _errors(self) -> tuple[Oracle, Plain]:
         """Of as many plain texts as give enough errors; our forward shows one a token in each of four shapes."""
         if self._known is None:
             oracle, texts, num = self._oracle(), list[Output](), 0
-            for name, tokens in self._plain.items():
-                texts.append(Output(self._items[name].tokens, tuple(tokens), name))
+            for item, tokens in ((self._items[name], tokens) for name, tokens in self._plain.items()):
+                for (name, prompt), text in zip(item.texts, item.split(tokens), strict=True):
+                    texts.append(Output(prompt, text, name))
                 num += len(tokens)
                 if num >= FEWEST_ERRORS:
                     break

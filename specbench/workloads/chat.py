@@ -41,6 +41,21 @@ def lengths(workload: Workload, tokenizer: Any) -> dict[str, int]:
     return {one.id: len(encode(one, tokenizer)) for one in workload.prompts}
 
 
+def fitted(tokens: Sequence[int], length: int, filler: Sequence[int]) -> tuple[int, ...]:
+    """Token ids of exactly that length: what is too much is cut out of the middle, what is missing is put there from
+    `filler`, over and over. Both ends stay, and with them the frame of a chat template and the question.
+
+    ValueError where there is nothing to fill with.
+    """
+    if length < 2:
+        raise ValueError(f"length = {length} must be >= 2: a beginning and an end")
+    half, missing = min(length, len(tokens)) // 2, length - len(tokens)
+    if missing > 0 and not filler:
+        raise ValueError(f"filler is empty, and {missing} tokens are missing")
+    more = [filler[idx % len(filler)] for idx in range(missing)]
+    return (*tokens[:half], *more, *tokens[len(tokens) - (length - half - len(more)) :])
+
+
 def random_tokens(tokenizer: Any, *, num_prompts: int, num_tokens: int, seed: int = 0) -> Workload:
     """A load of uniformly random tokens, for those who need one. It prints a warning, which is in `notes` too.
 
