@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import transformers
@@ -55,6 +55,7 @@ class HFModel:
         self._cache_argument = cache_argument(model)
         self._fused: FusedAttention | None = None
         self._sink: StateSink | None = None
+        self._sink_layers: tuple[int, ...] = ()
 
     @classmethod
     def load(
@@ -108,10 +109,11 @@ class HFModel:
         twin._fused = attention
         return twin
 
-    def with_state_sink(self, sink: StateSink | None) -> HFModel:
-        """The same model; each forward behind a cache hands `sink` what its logits are made of, float [M, hidden]."""
+    def with_state_sink(self, sink: StateSink | None, layers: Sequence[int] = ()) -> HFModel:
+        """The same model; each forward behind a cache hands `sink` what its logits are made of, float [M, hidden], or
+        where layers are named, what these are given, float [M, len(layers) * hidden]."""
         twin = copy.copy(self)
-        twin._sink = sink
+        twin._sink, twin._sink_layers = sink, tuple(layers)
         return twin
 
     @property
@@ -126,8 +128,15 @@ class HFModel:
 
     def states(self, tokens: Sequence[int]) -> Tensor:
         """float [S, hidden]: what the logits of a whole text are made of."""
+        return self._overheard(tokens, ())
+
+    def layer_inputs(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
+        """float [S, len(layers) * hidden]: what these layers are given of a whole text, side by side."""
+        return self._overheard(tokens, layers)
+
+    def _overheard(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
         seen: list[Tensor] = []
-        with self._heard(seen.append):
+        with self._heard(seen.append, layers):
             self.causal(torch.tensor([list(tokens)], dtype=torch.int64))
         return seen[0]
 
@@ -258,17 +267,30 @@ class HFModel:
             )
 
     @contextmanager
-    def _heard(self, sink: StateSink) -> Iterator[None]:
-        """Forwards inside hand `sink` what the output matrix is given."""
-        head = self.model.get_output_embeddings()
-        handle = head.register_forward_pre_hook(lambda module, given: sink(given[0][0]))
+    def _heard(self, sink: StateSink, layers: Sequence[int]) -> Iterator[None]:
+        """Forwards inside hand `sink` what the output matrix is given, or what `layers` are."""
+        inputs: dict[int, Tensor] = {}
+
+        def hear(layer: int) -> Any:
+            def hook(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+                inputs[layer] = (given[0] if given else named["hidden_states"])[0]
+
+            return hook
+
+        def tell(module: Any, given: tuple[Any, ...]) -> None:
+            sink(torch.cat([inputs[layer] for layer in layers], dim=-1) if layers else given[0][0])
+
+        modules = list(self.model.get_submodule(self._type.layers).children())
+        handles = [modules[one].register_forward_pre_hook(hear(one), with_kwargs=True) for one in dict.fromkeys(layers)]
+        handles.append(self.model.get_output_embeddings().register_forward_pre_hook(tell))
         try:
             yield
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
     def _run(self, flat: FlatTree, mask: Tensor, cache: Cache) -> Tensor:
-        with nullcontext() if self._sink is None else self._heard(self._sink):
+        with nullcontext() if self._sink is None else self._heard(self._sink, self._sink_layers):
             return self._masked(flat, mask, cache)
 
     def _masked(self, flat: FlatTree, mask: Tensor, cache: Cache) -> Tensor:

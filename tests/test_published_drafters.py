@@ -274,6 +274,28 @@ def test_sessions_and_forks_keep_what_layers_were_given() -> None:
     torch.testing.assert_close(twin.states, MODEL.layer_inputs([*PROMPT[:4], 8], (0, 3)), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "falcon"])
+def test_a_transformers_model_tells_what_its_layers_are_given(model_type: str) -> None:
+    """As its own output_hidden_states has them, and in a decoder too."""
+    model = HFModel.tiny(model_type, seed=1, dtype=torch.float64)
+    with torch.no_grad():
+        theirs = model.model(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
+    expected = torch.cat([theirs[1][0], theirs[0][0]], dim=-1)
+    torch.testing.assert_close(model.layer_inputs(PROMPT, (1, 0)), expected, rtol=0, atol=1e-5)
+    session = TreeSession(model, keeps_states=True, state_layers=(1, 0))
+    session.prefill(PROMPT[:-1])
+    session.forward_tree(chain([PROMPT[-1], 3]))
+    session.commit([])
+    torch.testing.assert_close(session.states, expected, rtol=0, atol=1e-5)
+
+
+def test_fused_layers_draft_for_transformers_models_alike(tmp_path: Path) -> None:
+    eagle3(tmp_path / "drafter")
+    theirs = HFModel.load(tmp_path / "target", dtype=torch.float64)
+    drafts = [draft(load_drafter(tmp_path / "drafter", one, shape=SHAPE), PROMPT) for one in (MODEL, theirs)]
+    assert drafts[0] == drafts[1]
+
+
 def test_fused_layers_come_back_from_a_folder(tmp_path: Path) -> None:
     eagle3(tmp_path / "drafter")
     layers = read_published(tmp_path / "drafter", MODEL)
@@ -295,14 +317,18 @@ def test_matrices_that_are_the_targets_are_not_held_twice(tmp_path: Path) -> Non
 def test_targets_that_do_not_tell_are_refused(tmp_path: Path) -> None:
     eagle3(tmp_path / "drafter")
     layers = read_published(tmp_path / "drafter", MODEL)
-    theirs = HFModel.load(tmp_path / "target", dtype=torch.float64)
+    assert isinstance(layers, FusedLayers)
+
+    class Silent:
+        embedding, head, dtype, device = MODEL.embedding, MODEL.head, MODEL.dtype, MODEL.device
+
     with pytest.raises(
-        ValueError, match=r"what layers \[2, 2, 1\] of its target are given, which a HFModel does not tell"
+        ValueError, match=r"what layers \[2, 2, 1\] of its target are given, which a Silent does not tell"
     ):
-        LayersDrafter(theirs, layers, shape=SHAPE)  # type: ignore[arg-type]
+        LayersDrafter(Silent(), layers, shape=SHAPE)
     lean = LeanLlama.of(tiny_llama(CONFIG, seed=0))
     with pytest.raises(ValueError, match="does not tell what its layers are given: use the model that it was made of"):
-        Decoder(lean, LayersDrafter(lean, layers, shape=SHAPE))  # type: ignore[arg-type]
+        Decoder(lean, LayersDrafter(lean, layers, shape=SHAPE))
 
 
 def test_pickles_are_read_on_request_alone(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ class LayersDrafter:
         if self.state_layers and not hasattr(target, "layer_inputs"):
             raise ValueError(
                 f"the drafter reads what layers {list(self.state_layers)} of its target are given, which a "
-                f"{type(target).__name__} does not tell: load the target by reference.model.LlamaModel"
+                f"{type(target).__name__} does not tell: it must have layer_inputs()"
             )
         self.target, self._shape = target, shape
         self.layers = layers.converted(target.dtype, target.device)
