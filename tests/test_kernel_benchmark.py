@@ -449,6 +449,7 @@ def pytest_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
     # These tests may run in a worker of xdist, under which nothing is timed.
     environment = {name: one for name, one in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environment["PYTHONPATH"] = str(ROOT)
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
 
 
@@ -481,7 +482,7 @@ def test_pytest_benchmark_is_given_the_clocks_seconds(tmp_path: Path) -> None:
     """A made-up clock, each of whose calls takes a quarter of a second."""
     (tmp_path / "test_one.py").write_text(
         "import pytest\n"
-        "from specbench.suites.benchmark.kernels.test_kernels import PLAYED\n"
+        "from specbench.suites.benchmark.played import PLAYED\n"
         "@pytest.mark.benchmark(timer=PLAYED.read)\n"
         "def test_one(benchmark):\n"
         "    benchmark.pedantic(PLAYED.once, args=(lambda call: 0.25, None), rounds=5, warmup_rounds=2)\n"

@@ -48,9 +48,13 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of every kind of recording."""
+    """A page of every kind of recording, two runs of a benchmark among them."""
     folder = tmp_path_factory.mktemp("recordings")
     files = [bench_file.write(folder / "rows.jsonl"), consistency(folder / "report.json", failing("tree.mask", 2))]
+    older = bench_file.records()
+    older[0] |= {"started": "2025-12-02T03:04:05Z", "versions": {"torch": "0.0.0"}}
+    files.append(folder / "older.jsonl")
+    files[-1].write_text("".join(json.dumps(one) + "\n" for one in older), encoding="utf-8")
     for name, made in (("engines", engines_record()), ("lossiness", lossiness_record())):
         files.append(folder / f"{name}.json")
         files[-1].write_text(json.dumps(made), encoding="utf-8")
