@@ -36,7 +36,7 @@ class Preset:
 
 
 LADDER, _TREE = "ladder", ("early_exit", 3, 2)
-_TRAINED = (("heads", 4, 4), ("feature", 4, 4), ("adaptive", 16, 1), ("router", 16, 1))
+_TRAINED = (("heads", 4, 2), ("feature", 4, 2), ("adaptive", 16, 1), ("router", 16, 1))
 # Drafters that cannot be had over a model are left out of a preset, and named.
 PRESETS = {
     "laptop": Preset(2, 40, 1, (3, 5, 10), (("ngram", 4, 2), ("suffix", 8, 1), ("early_exit", 2, 1), *_TRAINED)),

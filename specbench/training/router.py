@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specbench.protocols import SeededCoins
-from specbench.reference.drafters.adaptive import ARMS, AdaptiveDrafter, Arm, CostPolicy, Costs, Policy, Router, Signals
+from specbench.reference.drafters.adaptive import ARMS, AdaptiveDrafter, Arm, CostPolicy, Costs, Router, Signals
 from specbench.training.texts import Progress, Text
 from specbench.tree import DraftTree
 from specbench.types import GREEDY, TargetState
@@ -98,21 +98,3 @@ def fit_router(
         optimizer.step()
     hidden, hidden_bias, out, out_bias = (one.detach().tolist() for one in weights)
     return Router(tuple(arms), tuple(map(tuple, hidden)), tuple(hidden_bias), tuple(map(tuple, out)), tuple(out_bias))
-
-
-def worth(policy: Policy, places: Sequence[Place], costs: Costs, *, arms: Sequence[Arm] = ARMS) -> float:
-    """Tokens a plain forward's time when `policy` chooses at every place: by counts and costs, nothing is decoded."""
-    gains = [costs.gains(arms, policy.accepted(one.signals, arms)) for one in places]
-    chosen = [row.index(max(row)) for row in gains]
-    return _pooled(chosen, places, costs, arms)
-
-
-def worth_fixed(which: int, places: Sequence[Place], costs: Costs, *, arms: Sequence[Arm] = ARMS) -> float:
-    """The same of one arm everywhere."""
-    return _pooled([which] * len(places), places, costs, arms)
-
-
-def _pooled(chosen: Sequence[int], places: Sequence[Place], costs: Costs, arms: Sequence[Arm]) -> float:
-    tokens = sum(1 + one.accepted[idx] for idx, one in zip(chosen, places, strict=True))
-    plain = costs.gains(arms, [0.0] * len(arms))  # plain forward / cost of each arm
-    return tokens / sum(1 / plain[idx] for idx in chosen)
