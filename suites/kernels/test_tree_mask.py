@@ -14,7 +14,8 @@ from specbench.suites.kernels.drawing import drawn
 from specbench.tree import UNUSED, DraftTree
 
 SIZES = (1, 2, 3, 7, 63, 64, 65, 130)
-trees = st.lists(shapes(sizes=SIZES, rare=(200, 1024)), min_size=1, max_size=4)
+trees = st.lists(shapes(sizes=SIZES, rare=(200,)), min_size=1, max_size=4)
+BINARY = tuple((node - 1) // 2 if node else -1 for node in range(1024))
 
 
 @drawn(300)
@@ -25,6 +26,12 @@ def test_bits_depth_and_positions_are_those_of_the_path(
     if is_scrambled:
         parents = [scrambled(one, seed) for one in parents]
     assert masks_rightly(tree_mask, parents, [prefix_len + 7 * idx for idx in range(len(parents))])
+
+
+@pytest.mark.parametrize("parents", [BINARY, tuple(range(-1, 1023))], ids=["binary", "chain"])
+def test_the_largest_trees(parents: tuple[int, ...]) -> None:
+    """Not drawn: a step up all paths of a block takes the interpreter milliseconds."""
+    assert masks_rightly(tree_mask, [(-1, 0), parents], [5, 2**20])
 
 
 def test_a_tree_of_the_project_has_the_same_mask() -> None:
