@@ -25,7 +25,8 @@ LONG = "retrieval"  # the category of long texts
 @dataclass(frozen=True)
 class Preset:
     """num_each: prompts a category. drafters: of our own side, with gamma and width. grid: gammas of the lookup that
-    both stacks run. as_paths: drafters that run once more, each path of a tree written out whole."""
+    both stacks run. as_paths: drafters that run once more, each path of a tree written out whole. with_trained: the
+    trained drafters that there are too, and over the first of them the adaptive ones."""
 
     num_each: int
     max_new_tokens: int
@@ -33,16 +34,19 @@ class Preset:
     grid: tuple[int, ...]
     drafters: tuple[tuple[str, int, int], ...]
     as_paths: tuple[tuple[str, int, int], ...] = ()
+    with_trained: bool = False
 
 
 LADDER, _TREE = "ladder", ("early_exit", 3, 2)
-_TRAINED = (("heads", 4, 2), ("feature", 4, 2), ("adaptive", 16, 1), ("router", 16, 1))
+TRAINED_SHAPE, ADAPTIVE = (4, 2), (("adaptive", 16, 1), ("router", 16, 1))
 # Drafters that cannot be had over a model are left out of a preset, and named.
 PRESETS = {
-    "laptop": Preset(2, 40, 1, (3, 5, 10), (("ngram", 4, 2), ("suffix", 8, 1), ("early_exit", 2, 1), *_TRAINED)),
+    "laptop": Preset(
+        2, 40, 1, (3, 5, 10), (("ngram", 4, 2), ("suffix", 8, 1), ("early_exit", 2, 1)), with_trained=True
+    ),
     "quick": Preset(1, 12, 1, (4,), (("ngram", 4, 1),)),
     # The steps of docs/ladder.md, in their order.
-    LADDER: Preset(2, 40, 1, (), (("ngram", 4, 1), ("early_exit", 3, 1), _TREE, *_TRAINED), as_paths=(_TREE,)),
+    LADDER: Preset(2, 40, 1, (), (("ngram", 4, 1), ("early_exit", 3, 1), _TREE), as_paths=(_TREE,), with_trained=True),
 }
 
 
@@ -113,12 +117,18 @@ def _lengths(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def settings_of(args: argparse.Namespace, *, has_target: bool, has_plain_target: bool) -> list[Setting]:
+def settings_of(
+    args: argparse.Namespace, *, has_target: bool, has_plain_target: bool, trained: Sequence[str] = ()
+) -> list[Setting]:
     """Plain decoding of both stacks first, the drafters after it; the lookup in both stacks, gamma by gamma. Batches
-    are our own decoder's alone: `generate` does not look up drafts for several texts."""
+    are our own decoder's alone: `generate` does not look up drafts for several texts. trained: kinds of the trained
+    drafters that there are.
+    """
     common = {"layout": args.layout, "temperature": args.temperature, "batch": args.batch}
     preset = PRESETS[args.preset]
     drafters = args.drafters or (*(("lookup", gamma, 1) for gamma in preset.grid), *preset.drafters)
+    if preset.with_trained and trained and not args.drafters and args.batch == 1:
+        drafters = (*drafters, *((kind, *TRAINED_SHAPE) for kind in trained), *ADAPTIVE)
     if args.draft_model and not any(name == "model" for name, _, _ in drafters):
         drafters = (*drafters, ("model", 4, 1))
     sampled = {"temperature": args.temperature}
@@ -200,7 +210,7 @@ def prepared(args: argparse.Namespace, adapter: Any, items: Sequence[Any] = ()) 
         torch.set_num_threads(args.threads)
     preset, has_plain = PRESETS[args.preset], callable(getattr(adapter, "with_drafter", None))
     trained = trained_for(model.path, args.trained)
-    settings = settings_of(args, has_target=adapter is not None, has_plain_target=has_plain)
+    settings = settings_of(args, has_target=adapter is not None, has_plain_target=has_plain, trained=tuple(trained))
     ends: tuple[int, ...] = ()
     if not items and args.context:
         items, ends = _items_of_length(model.path, args.workload, args.prompts or preset.num_each, args.context)

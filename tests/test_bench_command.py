@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ from specbench import bench_command, cli
 from specbench.bench.costs import WIDTHS
 from specbench.bench.loop import Item
 from specbench.bench.rows import Setting, read
-from specbench.bench_command import REPORT, ROWS, SUMMARY, Progress
+from specbench.bench_command import REPORT, ROWS, SUMMARY, Progress, settings_of
 from specbench.reference.decoder import Decoder
 from specbench.reference.drafters.ngram import NGramDrafter
 from specbench.reference.model import LlamaConfig, LlamaModel, tiny_llama
@@ -317,3 +318,16 @@ def test_a_model_that_is_lean_is_the_one_that_is_loaded(folder: Path) -> None:
 
     own = load_own(str(folder), torch.float32)
     assert isinstance(own, LlamaModel) and own.name == "tiny, lean"
+
+
+def test_a_preset_takes_the_trained_drafters_that_there_are() -> None:
+    def names(*words: str, trained: tuple[str, ...] = ("heads",)) -> list[str]:
+        parser = argparse.ArgumentParser()
+        bench_command.add_options(parser, int)
+        settings = settings_of(parser.parse_args(words), has_target=False, has_plain_target=False, trained=trained)
+        return [one.name for one in settings if one.side == "own"]
+
+    assert names("--preset", "laptop")[-3:] == ["heads 4x2", "adaptive 16", "router 16"]
+    assert names("--preset", "laptop", trained=()) == names("--preset", "laptop")[:-3]
+    assert names("--preset", "quick") == ["plain", "lookup 4", "ngram 4"]
+    assert names("--drafters", "ngram:2") == ["plain", "ngram 2"]

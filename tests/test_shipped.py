@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specbench.bench.sides import ADAPTIVE, Trained
+from specbench.bench.sides import ADAPTIVE, UNTRAINED
 from specbench.reference.drafters.adaptive import ARMS, Router
 from specbench.reference.drafters.heads import MarkovHeads
 from specbench.reference.drafters.trained import ROUTER
@@ -92,4 +92,4 @@ def test_a_drafter_that_is_not_there_is_told(name: str) -> None:
     from specbench.bench.rows import Setting
 
     with pytest.raises(ValueError, match=f"the drafter '{name}' needs a trained one for this target"):
-        Trained({}).make(Setting("x", drafter=name, gamma=4), model=None)  # type: ignore[arg-type]
+        UNTRAINED.make(Setting("x", drafter=name, gamma=4), model=None)  # type: ignore[arg-type]

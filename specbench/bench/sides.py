@@ -23,7 +23,7 @@ from specbench.protocols import Drafter, LanguageModel
 from specbench.reference.batch import BATCH_STEPS, BatchSteps
 from specbench.reference.batch_layouts import can_batch
 from specbench.reference.decoder import Decoder
-from specbench.reference.drafters.adaptive import Costs
+from specbench.reference.drafters.adaptive import ARMS, Costs
 from specbench.reference.drafters.best_first import BestFirstDrafter
 from specbench.reference.drafters.caching import CachingDrafter
 from specbench.reference.drafters.growth import BestFirst
@@ -133,12 +133,12 @@ class Trained:
     """Folders of trained drafters by kind ("heads", "feature" ...), in order of preference for an adaptive one."""
 
     folders: Mapping[str, str]
-    costs: Callable[[Any], Costs] | None = None  # of the arms of an adaptive drafter over a learned one
+    costs: Callable[[Any], Costs]  # of the arms of an adaptive drafter over a learned one
 
     def make(self, setting: Setting, model: LanguageModel) -> Drafter:
         if setting.drafter in ADAPTIVE:
             folder = self._folder(next(iter(self.folders), ""), setting.drafter)
-            costs = Costs({1: 1.0}, ()) if self.costs is None else self.costs(load_drafter(folder, model, shape=WIDEST))
+            costs = self.costs(load_drafter(folder, model, shape=WIDEST))
             return load_adaptive(folder, model, costs, routed=setting.drafter == "router")
         shape = BestFirst(setting.gamma * setting.width, depth=setting.gamma, beam=BEAM, width=BEAM)
         return load_drafter(self._folder(setting.drafter, setting.drafter), model, shape=shape)
@@ -152,7 +152,7 @@ class Trained:
         return self.folders[kind]
 
 
-UNTRAINED = Trained({})
+UNTRAINED = Trained({}, lambda learned: Costs({1: 1.0}, (0.0,) * len(ARMS)))
 
 
 def make_drafter(
