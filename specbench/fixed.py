@@ -105,11 +105,11 @@ _TREE, _SECOND = (-1, 0, 0, 1, 1, 2, 2, 3, 5), (-1, 0, 1, 1, 0)
 _WIDE = (-1, *(max(0, node - 3) for node in range(1, 70)))
 KERNEL_CASES = (
     AttentionCase(),
-    AttentionCase(trees=(_CHAIN,), prefix_lens=(1,), head_dim=16),
+    AttentionCase(trees=(_CHAIN,), prefix_lens=(1,), head_dim=16, large=1),
     AttentionCase(trees=(_TREE,), prefix_lens=(7,), num_key_heads=2, group=2),
     AttentionCase(trees=(_TREE,), prefix_lens=(63,), group=3, head_dim=5),
     AttentionCase(trees=(_TREE,), prefix_lens=(64,), num_key_heads=2, head_dim=80),
-    AttentionCase(trees=(_STAR,), prefix_lens=(65,), group=2, head_dim=64, num_splits=2, large=1),
+    AttentionCase(trees=(_STAR,), prefix_lens=(65,), group=2, head_dim=64, num_splits=2),
     AttentionCase(trees=(_WIDE,), prefix_lens=(1025,), head_dim=16, num_splits=3),
     AttentionCase(trees=(_TREE, _SECOND), prefix_lens=(7, 66), num_key_heads=2, group=2, num_splits=2),
     AttentionCase(trees=(_SECOND, (-1,), _TREE, _STAR, _CHAIN), prefix_lens=(0, 64, 1, 257, 5), group=2, head_dim=64),
