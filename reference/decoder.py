@@ -312,7 +312,7 @@ class Decoder(TreeSession):
 
     def _like(self, drafter: Drafter | None, steps: Steps) -> Decoder:
         return Decoder(
-            self.model,
+            self._unheard,
             drafter,
             steps=steps,
             cache=self._cache_kind,

@@ -42,6 +42,7 @@ class TreeSession:
         state_layers, what these layers were given instead."""
         self.steps = steps
         self.model: Any = model
+        self._unheard: Any = model
         self._states: _States | None = None
         if keeps_states and hasattr(model, "with_state_sink"):
             self._states, self._state_layers = _States(), tuple(state_layers)

@@ -545,11 +545,16 @@ def _looping(category: str, rows: Sequence[Row], speedup: float | None) -> Mappi
 
 
 def history(studies: Sequence[Study]) -> Table:
-    """Speed-ups of settings that several runs have, run by run. studies: the oldest first. other: what besides time
-    differs from the run before, of machine, definition and versions."""
+    """Speed-ups of settings that several runs have with the same fields as the newest, run by run. studies: the oldest
+    first. other: what besides time differs from the run before, of machine, definition and versions."""
     rows = []
     for name in dict.fromkeys(name for one in reversed(studies) for name in one.ranked):
-        mine = [one for one in studies if one.speedup(name) and name != one.baseline]
+        newest = next(one for one in reversed(studies) if name in one.ranked)
+        mine = [
+            one
+            for one in studies
+            if one.speedup(name) and name != one.baseline and one.settings[name] == newest.settings[name]
+        ]
         if len(mine) < 2:
             continue
         for before, one in zip([None, *mine], mine, strict=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import sys
@@ -73,7 +74,7 @@ def add_options(one: argparse.ArgumentParser, count: Callable[[str], int]) -> No
         help="NAME:GAMMA or NAME:GAMMA:WIDTH, comma-separated, GAMMA a number or range: lookup:1-16,ngram:4:2",
     )
     one.add_argument("--layout", choices=("tree_mask", "path_batch"), default="tree_mask", help="of our trees")
-    one.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
+    one.add_argument("--temperature", type=_temperature, default=0.0, metavar="T", help="0 (default) is greedy")
     one.add_argument("--workload", default="specbench", metavar="NAME", help="as for workload (default: ours)")
     one.add_argument("--prompts", type=count, metavar="N", help="of each category (default: the preset's)")
     one.add_argument(
@@ -108,6 +109,16 @@ def _drafters(text: str) -> tuple[tuple[str, int, int], ...]:
             raise argparse.ArgumentTypeError(f"{part!r} has a range that ends before it begins")
         found += [(name, gamma, int(width)) for gamma in gammas]
     return tuple(found)
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number >= 0, 0 for greedy decoding")
+    return value
 
 
 def _lengths(text: str) -> tuple[int, ...]:
@@ -402,7 +413,8 @@ def _widths(batch: int) -> tuple[int, ...]:
 
 
 def _judge(plan: Any, folder: str, plain: dict[str, tuple[int, ...]], file: RowFile, progress: Progress) -> None:
-    """A gate for each setting, held against plain decoding of its own stack, which is held against ours."""
+    """A gate for each setting, held against plain decoding of its own stack, which is held against ours: where that is
+    a BUG, against ours, and to the oracle."""
     from specbench.bench.verdicts import Judge
     from specbench.regret import Oracle
     from specbench.types import DTYPES
@@ -411,15 +423,19 @@ def _judge(plan: Any, folder: str, plain: dict[str, tuple[int, ...]], file: RowF
     judge = Judge(plan.items, plain, oracle=lambda: Oracle(folder, weights=dtype), dtype=dtype)
     run = read(file.path)
     own_plain = {one.side: one.name for one in reversed(plan.settings) if one.is_plain}
+    verdicts = {name: one.verdict for name, one in run.gates.items()}
     last = {one["setting"]: one["kind"] for one in file.records if one["kind"] in ("row", "gate")}
     for setting in plan.settings:
         if last.get(setting.name) == "gate":  # a run that goes on, and has no new row of it
             continue
         progress.say(f"judging {setting.name}")
-        reference = dict(plain)
-        if not setting.is_plain and setting.side in own_plain:
-            reference |= {one.prompt: one.tokens for one in run.of(own_plain[setting.side])}
-        file.append(judge.judge(setting, run.of(setting.name), reference).as_record())
+        reference, name = dict(plain), own_plain.get(setting.side, "")
+        is_right = verdicts.get(name) != "BUG"
+        if not setting.is_plain and name and is_right:
+            reference |= {one.prompt: one.tokens for one in run.of(name)}
+        gate = judge.judge(setting, run.of(setting.name), reference, is_right=is_right)
+        verdicts[setting.name] = gate.verdict
+        file.append(gate.as_record())
 
 
 def _memory(args: argparse.Namespace, plan: Any, folder: str, file: RowFile, progress: Progress) -> None:

@@ -46,12 +46,22 @@ def kind_of(fields: dict[str, Any]) -> str:
 
 
 def digest_of(folder: str) -> str:
-    """The first 16 hex digits of SHA-256 of the weights."""
-    return hashlib.sha256((Path(folder) / "model.safetensors").read_bytes()).hexdigest()[:16]
+    """The first 16 hex digits of SHA-256 of all that decides what it drafts."""
+    found = hashlib.sha256()
+    for name in ("config.json", "model.safetensors", "training.json", "router.json"):
+        if (file := Path(folder) / name).is_file():
+            found.update(name.encode() + file.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def _fields(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"{folder} has no config.json: it must be a folder that specbench train-drafter wrote")
-    return json.loads(file.read_text("utf-8"))
+    try:
+        fields = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} must hold an object, holds a {type(fields).__name__}")
+    return fields

@@ -35,6 +35,7 @@ CONFIG = LlamaConfig(
     vocab_size=13, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4
 )
 MODEL = tiny_llama(CONFIG, seed=0)
+FREE = {"max_nodes": 64, "max_depth": 16}
 CHEAP = Costs({1: 1.0, 17: 1.2}, (0.0,) * len(ARMS))
 
 
@@ -102,13 +103,23 @@ def test_the_arm_of_the_largest_gain_drafts_and_plain_decoding_wins_ties():
     sure = Signals(0.0, 0.9, 0, 0.9, 0.3)
     unsure = Signals(0.0, 0.9, 0, 0.01, 4.0)
     cheap, dear = Costs({1: 1.0, 5: 1.1}, (0.0, 0.0, 0.0)), Costs({1: 1.0, 5: 1.1}, (0.0, 2.0, 9.0))
-    assert AdaptiveDrafter(Knowing(), CostPolicy(), cheap, arms=arms).choose(sure) == arms[2]
-    assert AdaptiveDrafter(Knowing(), CostPolicy(), cheap, arms=arms).choose(unsure) == arms[0]
-    assert AdaptiveDrafter(Knowing(), CostPolicy(), dear, arms=arms).choose(sure) == arms[0]
+    assert AdaptiveDrafter(Knowing(), CostPolicy(), cheap, arms=arms).choose(sure, **FREE) == arms[2]
+    assert AdaptiveDrafter(Knowing(), CostPolicy(), cheap, arms=arms).choose(unsure, **FREE) == arms[0]
+    assert AdaptiveDrafter(Knowing(), CostPolicy(), dear, arms=arms).choose(sure, **FREE) == arms[0]
     nothing_asked = Signals(0.0, 0.0, 0, 0.9, 0.3, asks_learned=False)
-    assert AdaptiveDrafter(Knowing(), CostPolicy(), cheap, arms=arms).choose(nothing_asked) == arms[0]
+    assert AdaptiveDrafter(Knowing(), CostPolicy(), cheap, arms=arms).choose(nothing_asked, **FREE) == arms[0]
     with pytest.raises(ValueError, match=r"arms must begin with Arm\(.*\) and have a cost each, 3 are given"):
         AdaptiveDrafter(Knowing(), CostPolicy(), cheap, arms=arms[1:])
+
+
+def test_arms_are_weighed_as_they_are_cut_to_the_limits():
+    """Of 16 nodes in depth one is left: 1 token more for a second row at 0.5 and drafting at 0.6, below plain."""
+    arms, costs = (Arm(), Arm("lookup", 16, 16)), Costs({1: 1.0, 2: 1.5, 17: 2.0}, (0.0, 0.6))
+    certain = Signals(1.0, 0.0, 20, 0.0, 0.0)
+    one = AdaptiveDrafter(Knowing(), CostPolicy(), costs, arms=arms)
+    assert one.choose(certain, **FREE) == arms[1]
+    assert one.choose(certain, max_nodes=64, max_depth=1) == one.choose(certain, max_nodes=1, max_depth=16) == arms[0]
+    assert one.choose(certain, max_nodes=64, max_depth=8) == Arm("lookup", 8, 8)
 
 
 def test_a_learned_drafter_that_is_never_right_is_looked_at_once_a_block():
@@ -164,7 +175,7 @@ def test_a_router_learns_what_is_accepted(tmp_path: Path):
     for one in places[:3]:
         assert router.accepted(one.signals, ARMS) == pytest.approx(one.accepted, abs=0.2)
     drafter = AdaptiveDrafter(Knowing(), router, CHEAP)
-    chosen = [drafter.choose(one.signals) for one in places[:3]]
+    chosen = [drafter.choose(one.signals, **FREE) for one in places[:3]]
     assert chosen == [Arm("learned", 4, 10), Arm(), Arm("lookup", 8, 8)]
     router.save(tmp_path / "router.json")
     assert Router.load(tmp_path / "router.json") == router

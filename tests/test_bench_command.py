@@ -117,7 +117,17 @@ class Wrong(Right):
         return [*tokens[:8], *((one + 1) % 31 for one in tokens[8:])]
 
 
-@pytest.mark.parametrize(("name", "code", "verdict"), [("Right", 0, "EQUAL"), ("Wrong", 1, "BUG")])
+class Stuck:
+    """Always the same token, plainly and with a drafter: equal to itself, and wrong."""
+
+    def with_drafter(self, drafter: Any) -> Stuck:
+        return self
+
+    def generate(self, prompt: list[int], *, max_new_tokens: int, **options: Any) -> list[int]:
+        return [7] * max_new_tokens
+
+
+@pytest.mark.parametrize(("name", "code", "verdict"), [("Right", 0, "EQUAL"), ("Wrong", 1, "BUG"), ("Stuck", 1, "BUG")])
 def test_a_target_is_gated_as_our_own_decoder_is(
     name: str, code: int, verdict: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,13 @@ def test_tokens_that_all_came_at_once_have_no_time_a_token() -> None:
     assert math.isnan(Timing(5.0, 5.0, 4, 4).seconds_a_token)
 
 
+def test_a_first_token_that_took_as_long_as_all_leaves_no_time_a_token() -> None:
+    """Where a target is asked for one token alone, that call may be the slower one: no prompt gets a speed-up of it."""
+    one = Timing(seconds=0.2, first_seconds=0.2, num_tokens=10)
+    assert math.isnan(one.seconds_a_token) and math.isnan(one.tokens_a_second)
+    assert speedup_of([Pair("a", "code", (timing(1.0, num=10),), (one,))]).left_out == ("a",)
+
+
 def test_a_speedup_is_of_medians_of_repetitions() -> None:
     baseline = tuple(timing(one) for one in (4.0, 9.0, 3.0))
     setting = tuple(timing(one) for one in (2.0, 1.0, 8.0))

@@ -15,6 +15,7 @@ from specbench.bench.metrics import Interval, RoundCounts
 from specbench.bench.rows import Setting
 from specbench.bench.sweep import Candidate, Costs, knee, recommendation
 from specbench.bench.sweep import predicted as predicted_seconds
+from specbench.costs import cost_of
 from specbench.reference.layouts import flatten_tree_mask
 from specbench.reference.memory import LiveBytes
 from specbench.reference.model import LlamaConfig, tiny_llama
@@ -28,6 +29,12 @@ ROUNDS = [RoundCounts(4, 4, 3, 4), RoundCounts(4, 4, 0, 1), RoundCounts(0, 0, 0,
 @pytest.mark.parametrize(("rows", "seconds"), [(1, 1.0), (2, 1.1), (3, 1.3), (4, 1.5), (5, 1.7), (8, 2.3)])
 def test_a_forward_costs_what_lies_on_the_line_between_measured_widths(rows: int, seconds: float) -> None:
     assert COSTS.forward_of(rows) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("last", "seconds"), [(1.45, 2.55), (0.9, 0.9)], ids=["up", "down"])
+def test_neighbouring_widths_do_not_decide_what_wide_forwards_cost(last: float, seconds: float) -> None:
+    """16 and 17 rows are apart by noise; the line goes from 8 rows on, by 0.05 a row, and never downwards."""
+    assert cost_of({1: 0.9, 8: 1.0, 16: 1.5, 17: last}, 39) == pytest.approx(seconds, abs=0.01)
 
 
 def test_one_measured_width_is_all_that_is_known() -> None:

@@ -509,7 +509,8 @@ def test_a_draft_is_no_deeper_than_the_ending_allows():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_suffix_drafts_are_the_likeliest_by_counting(seed):
-    """Every drafted node has its score by counting substrings, and no likelier one was left out."""
+    """Every drafted node has its score by counting substrings, and no likelier one was left out. What ends the text was
+    followed by nothing: then it is the longest of its endings that was."""
     randomly = random.Random(seed)
     context = [randomly.randrange(3) for _ in range(30)]
     tree = draft(SuffixDrafter(num_nodes=5, gamma=3, least_score=0.0), context)
@@ -520,8 +521,10 @@ def test_suffix_drafts_are_the_likeliest_by_counting(seed):
         product = 1.0
         for idx in range(len(path)):
             before = [*ending, *path[:idx]]
+            while before and not any(occurrences([*before, token], context) for token in range(3)):
+                before = before[1:]
             total = sum(occurrences([*before, token], context) for token in range(3))
-            product *= occurrences([*before, path[idx]], context) / total if total else 0.0
+            product *= occurrences([*before, path[idx]], context) / total if before else 0.0
         return product
 
     drafted = [tuple(tree.path_tokens(node)[1:]) for node in range(1, tree.num_nodes)]

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from specbench.bench.sides import ADAPTIVE, UNTRAINED
 from specbench.reference.drafters.adaptive import ARMS, Router
-from specbench.reference.drafters.heads import MarkovHeads
+from specbench.reference.drafters.folders import made
+from specbench.reference.drafters.heads import HeadsConfig, MarkovHeads
 from specbench.reference.drafters.trained import ROUTER
 from specbench.shipped import digest_of, kind_of, shipped, trained_for
 
@@ -76,7 +77,10 @@ def test_named_folders_come_instead(tmp_path: Path) -> None:
         "small-model": small,
         "heads-independent": independent,
     }
-    assert digest_of(heads) != digest_of(features)
+    before = digest_of(heads)
+    assert before != digest_of(features)
+    (Path(heads) / "router.json").write_text("another")
+    assert digest_of(heads) != before  # it decides what is drafted too
     with pytest.raises(ValueError, match=r"mine and .*mine are both of kind 'heads': name one"):
         trained_for(folder, [heads, heads])
     with pytest.raises(
@@ -85,6 +89,25 @@ def test_named_folders_come_instead(tmp_path: Path) -> None:
         trained_for(target(tmp_path / "tiny", vocab_size=31), [heads])
     with pytest.raises(ValueError, match=r"has no config.json: it must be a folder that specbench train-drafter wrote"):
         trained_for(folder, [str(tmp_path / "nowhere")])
+
+
+@pytest.mark.parametrize("text", ["[1]", "no json"])
+def test_a_config_that_is_none_is_told(text: str, tmp_path: Path) -> None:
+    (Path(folder := drafter(tmp_path / "mine")) / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"mine/config.json (must hold an object|is no JSON)"):
+        trained_for(target(tmp_path / "target"), [folder])
+    with pytest.raises(ValueError, match=r"mine: config.json (says kind|is no JSON)"):
+        MarkovHeads.load(folder)
+
+
+def test_a_config_that_does_not_fit_and_weights_that_are_none_are_told(tmp_path: Path) -> None:
+    folder = drafter(tmp_path / "mine")
+    with pytest.raises(ValueError, match=r"mine: config.json does not fit: missing 2 required positional arguments"):
+        made(HeadsConfig, {"hidden_size": 8, "vocab_size": 9}, folder)
+    with pytest.raises(ValueError, match=r"mine: config.json does not fit: .*unexpected keyword argument 'size'"):
+        made(HeadsConfig, {"size": 8}, folder)
+    with pytest.raises(ValueError, match=r"mine: model.safetensors cannot be read"):
+        MarkovHeads.load(folder)
 
 
 @pytest.mark.parametrize("name", ["heads", *ADAPTIVE])

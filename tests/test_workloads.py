@@ -375,8 +375,8 @@ def test_a_broken_file_gets_one_sentence(case: str, tmp_path: Path) -> None:
 
 
 NAMES = {
-    "gms8k": "unknown workload 'gms8k': did you mean gsm8k? Known: specbench, speed-bench, mt-bench, humaneval, gsm8k, "
-    "wikitext, a file or folder, a hub id (owner/name)",
+    "gms8k": "unknown workload 'gms8k': did you mean gsm8k? Known: specbench, hostile, speed-bench, mt-bench, "
+    "humaneval, gsm8k, wikitext, a file or folder, a hub id (owner/name)",
     "spec-bench": "spec-bench has no place on the hub that is known here: name its file, and layout spec-bench",
     "./nowhere/a.jsonl": "there is no file or folder ./nowhere/a.jsonl",
     "nowhere/a.jsonl": "there is no file or folder nowhere/a.jsonl",

@@ -162,6 +162,19 @@ class Costs:
         return [(1 + num) * plain / one for num, one in zip(accepted, spent, strict=True)]
 
 
+def _cut(arm: Arm, max_nodes: int, max_depth: int) -> Arm:
+    """With as many nodes a level as before."""
+    if arm.depth <= max_depth and arm.nodes <= max_nodes:
+        return arm
+    depth = min(arm.depth, max_depth, max_nodes)
+    return Arm(arm.member, depth, min(max_nodes, math.ceil(arm.nodes * depth / arm.depth)))
+
+
+def lookup_for(arms: Sequence[Arm]) -> SuffixDrafter:
+    """That drafts as much as the largest arm."""
+    return SuffixDrafter(num_nodes=max(one.nodes for one in arms), gamma=max(one.depth for one in arms))
+
+
 class AdaptiveDrafter:
     """learned: a drafter with `first_laws` and `ids`, as `HeadsDrafter` and `LayersDrafter` are. costs: of `arms`, the
     first of which decodes plainly. seldom: share of hits below which `learned` is not asked."""
@@ -174,10 +187,7 @@ class AdaptiveDrafter:
         if arms[0] != Arm() or len(costs.drafting) != len(arms):
             raise ValueError(f"arms must begin with {Arm()} and have a cost each, {len(costs.drafting)} are given")
         self.state_layers = getattr(learned, "state_layers", ())
-        self.members: dict[str, Any] = {
-            "lookup": SuffixDrafter(num_nodes=max(one.nodes for one in arms), gamma=max(one.depth for one in arms)),
-            "learned": learned,
-        }
+        self.members: dict[str, Any] = {"lookup": lookup_for(arms), "learned": learned}
         self._policy, self._costs, self._arms, self._seldom = policy, costs, tuple(arms), seldom
         self.reset()
 
@@ -200,27 +210,25 @@ class AdaptiveDrafter:
     ) -> DraftTree:
         if len(context) < 2 or max_nodes < 1 or max_depth < 1:
             return root_only(context[-1])
-        arm = self.choose(self.signals(context, target_state))
+        arm = self.choose(self.signals(context, target_state), max_nodes=max_nodes, max_depth=max_depth)
         if not arm.member:
             return root_only(context[-1])
         told = {} if arm.member == "lookup" else {"target_state": target_state}
         return self.members[arm.member].draft(
-            context,
-            max_nodes=min(max_nodes, arm.nodes),
-            max_depth=min(max_depth, arm.depth),
-            sampling=sampling,
-            coins=coins,
-            **told,
+            context, max_nodes=arm.nodes, max_depth=arm.depth, sampling=sampling, coins=coins, **told
         )
 
-    def choose(self, signals: Signals) -> Arm:
-        """The arm of the largest gain, of equals the first; plain decoding where none gains LEAST_GAIN."""
+    def choose(self, signals: Signals, *, max_nodes: int, max_depth: int) -> Arm:
+        """The arm of the largest gain within the limits, of equals the first, as it is cut to them; plain decoding
+        where none gains LEAST_GAIN."""
         accepted = self._policy.accepted(signals, self._arms)
-        if not signals.asks_learned:
-            accepted = [0.0 if arm.member == "learned" else num for arm, num in zip(self._arms, accepted, strict=True)]
-        gains = self._costs.gains(self._arms, accepted)
+        arms = [_cut(arm, max_nodes, max_depth) for arm in self._arms]
+        for idx, arm in enumerate(arms):
+            refused = arm.member == "learned" and not signals.asks_learned
+            accepted[idx] = 0.0 if refused else min(accepted[idx], arm.depth)
+        gains = self._costs.gains(arms, accepted)
         best = max(gains)
-        return self._arms[gains.index(best)] if best >= LEAST_GAIN else self._arms[0]
+        return arms[gains.index(best)] if best >= LEAST_GAIN else arms[0]
 
     def signals(self, context: list[int], target_state: TargetState | None) -> Signals:
         """Of a context of at least two tokens."""

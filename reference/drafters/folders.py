@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from specbench.types import TargetState
+
+Config = TypeVar("Config")
 
 
 def states_of(target: Any, context: Sequence[int], given: TargetState | None, *, layers: Sequence[int] = ()) -> Tensor:
@@ -72,12 +74,24 @@ def converted(
 
 def load_weights(folder: str | Path, *, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The fields of config.json and the tensors of model.safetensors. ValueError where they are of another kind."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     fields = read_fields(folder)
     if fields.get("kind") != kind:
         raise ValueError(f"{folder}: config.json says kind = {fields.get('kind')!r}, must be {kind!r}")
-    return fields, load_file(Path(folder) / "model.safetensors")
+    try:
+        return fields, load_file(Path(folder) / "model.safetensors")
+    except SafetensorError as error:
+        raise ValueError(f"{folder}: model.safetensors cannot be read: {error}") from None
+
+
+def made(kind: Callable[..., Config], fields: dict[str, Any], folder: str | Path) -> Config:
+    """The config of a drafter's folder. ValueError where a field is missing, unknown or no size."""
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise ValueError(f"{folder}: config.json does not fit: {str(error).partition(') ')[2] or error}") from None
 
 
 def read_fields(folder: str | Path) -> dict[str, Any]:
@@ -85,5 +99,8 @@ def read_fields(folder: str | Path) -> dict[str, Any]:
     for name in ("config.json", "model.safetensors"):
         if not (Path(folder) / name).is_file():
             raise ValueError(f"{folder} has no {name}: it must be a folder that specbench train-drafter wrote")
-    fields = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+    try:
+        fields = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{folder}: config.json is no JSON: {error}") from None
     return fields if isinstance(fields, dict) else {"kind": fields}

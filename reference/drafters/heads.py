@@ -26,6 +26,7 @@ from specbench.reference.drafters.folders import (
     check_weights,
     converted,
     load_weights,
+    made,
     save_weights,
     states_of,
 )
@@ -110,7 +111,7 @@ class MarkovHeads:
     def load(cls, folder: str | Path) -> MarkovHeads:
         """A folder with config.json and model.safetensors. ValueError says what does not fit."""
         fields, weights = load_weights(folder, kind="markov_heads")
-        return cls(HeadsConfig(**fields), weights)
+        return cls(made(HeadsConfig, fields, folder), weights)
 
 
 class HeadsDrafter:

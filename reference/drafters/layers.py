@@ -29,6 +29,7 @@ from specbench.reference.drafters.folders import (
     check_weights,
     converted,
     load_weights,
+    made,
     save_weights,
     states_of,
 )
@@ -167,7 +168,7 @@ class DraftLayers(LlamaModel):
     def read(cls, folder: str | Path) -> DraftLayers:
         """A folder with config.json and model.safetensors. ValueError says what does not fit."""
         fields, weights = load_weights(folder, kind=cls.config_type.kind)
-        return cls(cls.config_type(**fields), weights)
+        return cls(made(cls.config_type, fields, folder), weights)
 
 
 class LayersDrafter:

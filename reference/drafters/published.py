@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from specbench.reference.drafters.folders import check_fits
@@ -29,7 +30,17 @@ from specbench.reference.drafters.layers import DraftLayers, LayersConfig
 PICKLES = ("*.bin", "*.pt", "*.pth")
 LAYOUTS = "Medusa (medusa_num_heads), EAGLE (fc.weight), EAGLE-3 (d2t) or speculators (speculators_model_type)"
 # What changes the result where a config says it, and is computed nowhere here.
-UNKNOWN = ("norm_before_fc", "fc_norm", "layernorms", "norm_output", "parallel_drafting", "attention_bias", "mlp_bias")
+UNKNOWN = (
+    "residual_multiplier",
+    "use_sliding_window",
+    "norm_before_fc",
+    "fc_norm",
+    "layernorms",
+    "norm_output",
+    "parallel_drafting",
+    "attention_bias",
+    "mlp_bias",
+)
 
 
 def is_published(folder: str | Path) -> bool:
@@ -40,14 +51,16 @@ def is_published(folder: str | Path) -> bool:
 
 def read_published(folder: str | Path, target: Any, *, pickles: bool = False) -> MarkovHeads | DraftLayers:
     """target: a model with `embedding`, `head` and `num_layers`, that the drafter was made for."""
-    fields = _fields(Path(folder) / "config.json")
-    weights = _weights(Path(folder), pickles=pickles)
     try:
+        fields = _fields(Path(folder) / "config.json")
+        weights = _weights(Path(folder), pickles=pickles)
         return _made(fields, weights, target)
     except KeyError as error:
         raise ValueError(f"{folder}: config.json lacks {error}") from None
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
+    except (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError, SafetensorError) as error:
+        raise ValueError(f"{folder}: sizes in config.json and its tensors do not fit each other: {error}") from None
 
 
 def _made(fields: Mapping[str, Any], weights: dict[str, Tensor], target: Any) -> MarkovHeads | DraftLayers:

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from specbench.protocols import LanguageModel, SeededCoins
-from specbench.reference.drafters.adaptive import ARMS, Arm, Costs
+from specbench.reference.drafters.adaptive import ARMS, Arm, Costs, lookup_for
 from specbench.reference.drafters.folders import states_of
-from specbench.reference.drafters.suffix import SuffixDrafter
 from specbench.reference.layouts import flatten_causal
 from specbench.types import GREEDY, TargetState
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17)  # rows of a forward
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 33, 65)  # rows of a forward
 CONTEXT, REPETITIONS = 128, 7
 
 
@@ -49,7 +48,7 @@ def arm_costs(
     longest = CONTEXT + 2 * (REPETITIONS + 1)
     text = ([*tokens] * (1 + longest // len(tokens)))[:longest]
     states = states_of(model, [*text, text[0]], None, layers=getattr(learned, "state_layers", ()))
-    members = {"lookup": SuffixDrafter(), "learned": learned}
+    members = {"lookup": lookup_for(arms), "learned": learned}
     settle, drafting = settling(model), []
     for arm in arms:
         spent = [0.0]

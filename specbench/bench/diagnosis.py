@@ -111,7 +111,8 @@ def _diagnosed(run: Run, setting: Setting, baseline: str) -> Diagnosis | None:
         mended |= {"draft cost": without(parts.draft / num), "host overhead": without(max(0.0, host))}
     if costs is not None and rows is not None and depth is not None:
         if rows > depth + 1.01:
-            mended["tree too wide"] = without(costs.forward_of(rows) - costs.forward_of(depth + 1))
+            together = costs.forward_of(rows * setting.batch) - costs.forward_of((depth + 1) * setting.batch)
+            mended["tree too wide"] = without(together / setting.batch)
         elif setting.width == 1 and setting.batch == 1:
             best_gamma, quick = _best_gamma(mine, costs, max(depths))
             mended["gamma"] = plain / quick

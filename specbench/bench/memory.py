@@ -136,7 +136,8 @@ def _verify_parts(config: LlamaConfig, *, rows: int, prefix: int, dtype: torch.d
 
 
 def _child(spec: Mapping[str, Any]) -> dict[str, Any]:
-    from specbench.bench.sides import MAX_NODES, OwnSide, Sides, generated
+    from specbench.bench.costs import CONTEXT, WIDTHS
+    from specbench.bench.sides import ADAPTIVE, MAX_NODES, OwnSide, Sides, generated
 
     device = spec.get("device", "cpu")
     imported = _resident("VmRSS")
@@ -145,7 +146,8 @@ def _child(spec: Mapping[str, Any]) -> dict[str, Any]:
     sides = Sides(
         spec["folder"],
         DTYPES[spec["dtype"]],
-        longest=len(spec["prompt"]) + spec["num"],
+        # An adaptive drafter times forwards behind a text of its own before it decodes.
+        longest=max(len(spec["prompt"]) + spec["num"], CONTEXT + max(WIDTHS) if setting.drafter in ADAPTIVE else 0),
         device=device,
         draft_model=spec.get("draft_model", ""),
         trained=spec.get("trained"),

@@ -55,13 +55,14 @@ class Timing:
 
     @property
     def seconds_a_token(self) -> float:
-        """Between the first arrival and the end. NaN where nothing came after the first arrival."""
-        num = self.num_tokens - self.first_tokens
-        return (self.seconds - self.first_seconds) / num if num > 0 else math.nan
+        """Between the first arrival and the end. NaN where nothing came after the first arrival, or in no time: a call
+        for the first token alone may take as long as the one for all of them."""
+        num, seconds = self.num_tokens - self.first_tokens, self.seconds - self.first_seconds
+        return seconds / num if num > 0 and seconds > 0 else math.nan
 
     @property
     def tokens_a_second(self) -> float:
-        return 1.0 / self.seconds_a_token if self.seconds_a_token else math.nan
+        return 1.0 / self.seconds_a_token
 
 
 @dataclass(frozen=True)

@@ -296,6 +296,8 @@ def read(path: Path) -> Run:
                 gates[one["setting"]] = Gate(**{name: one[name] for name in Gate.__dataclass_fields__ if name in one})
             else:
                 others.setdefault(one["kind"], []).append(one)
+        if not isinstance(records[0]["definition"], Mapping):
+            raise TypeError("definition")
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a file of rows: a record lacks or has a wrong {error}") from None
     return Run(records[0], tuple(rows), gates, {kind: tuple(some) for kind, some in others.items()})

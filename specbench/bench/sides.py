@@ -137,6 +137,10 @@ class Trained:
 
     def make(self, setting: Setting, model: LanguageModel) -> Drafter:
         if setting.drafter in ADAPTIVE:
+            if setting.width != 1:
+                raise ValueError(
+                    f"the drafter {setting.drafter!r} takes its own widths: width = {setting.width} must be 1"
+                )
             folder = self._folder(next(iter(self.folders), ""), setting.drafter)
             costs = self.costs(load_drafter(folder, model, shape=WIDEST))
             return load_adaptive(folder, model, costs, routed=setting.drafter == "router")

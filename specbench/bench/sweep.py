@@ -92,7 +92,7 @@ def _times(one: Interval) -> str:
 
 
 def _why(one: Candidate) -> str:
-    parts = [f"{one.length:.2f} tokens a forward"]
+    parts = ["its rounds are not told" if math.isnan(one.length) else f"{one.length:.2f} tokens a forward"]
     if one.cost_ratio is not None:
         parts.append(f"a forward of its rows costs {one.cost_ratio:.2f} of a plain one")
     if one.draft_share is not None:

@@ -38,9 +38,11 @@ class Judge:
         self._oracle, self._dtype = oracle, dtype
         self._known: tuple[Oracle, Plain] | None = None
 
-    def judge(self, setting: Setting, rows: Sequence[Row], reference: Mapping[str, Sequence[int]]) -> Gate:
-        """reference: plain decoding of the same stack, by prompt. A text that differs between repetitions counts once
-        for each."""
+    def judge(
+        self, setting: Setting, rows: Sequence[Row], reference: Mapping[str, Sequence[int]], *, is_right: bool = True
+    ) -> Gate:
+        """reference: plain decoding of the same stack, by prompt; to be equal to it proves nothing where it is not
+        `is_right`. A text that differs between repetitions counts once for each."""
         outputs = list(dict.fromkeys(text for one in rows for text in self._outputs(one)))
         num_tokens = sum(len(one.tokens) for one in outputs)
         if not outputs:
@@ -54,7 +56,7 @@ class Judge:
             for (name, _), text in zip(item.texts, item.split(reference[item.id]), strict=True)
         }
         num_equal = sum(right[one.name] == one.tokens for one in outputs)
-        if num_equal == len(outputs) and not setting.is_plain:
+        if is_right and num_equal == len(outputs) and not setting.is_plain:
             what = f"all {num_tokens} tokens are plain decoding's"
             return Gate(setting.name, EQUAL, what, len(outputs), num_tokens, num_equal)
         oracle, plain = self._errors()
