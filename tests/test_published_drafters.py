@@ -395,6 +395,21 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Tensor], str]] = {
         {"d2t": IDS - torch.arange(len(IDS)), "t2d": ~T2D},
         "d2t and t2d name other tokens of the target",
     ),
+    "a longer list of tokens": (
+        EAGLE3,
+        {"d2t": IDS - torch.arange(len(IDS)), "t2d": torch.ones_like(T2D)},
+        "d2t and t2d name other tokens of the target",
+    ),
+    "half a head turns": (
+        {**LLAMA, "partial_rotary_factor": 0.5},
+        {"fc.weight": torch.zeros(H, 2 * H)},
+        "partial_rotary_factor = 0.5 must be 1 to be computed here: all of a head turns",
+    ),
+    "sliding windows": (
+        {**LLAMA, "use_sliding_window": True},
+        {"fc.weight": torch.zeros(H, 2 * H)},
+        "config.json says use_sliding_window, which is not computed here",
+    ),
     "layers of a deeper target": (
         {**EAGLE3, "eagle_aux_hidden_state_layer_ids": [2, 16, 29]},
         {"d2t": IDS - torch.arange(len(IDS))},
@@ -427,6 +442,24 @@ def test_what_is_computed_otherwise_is_refused_by_name(case: str, tmp_path: Path
     with pytest.raises(ValueError) as caught:
         load_drafter(folder, MODEL)
     assert str(caught.value) == f"{folder}: {message}"
+
+
+def test_sizes_that_do_not_fit_are_told_in_one_sentence(tmp_path: Path) -> None:
+    """Whatever library trips over them."""
+    shifts = IDS - torch.arange(len(IDS))
+    broken = {
+        "beyond": (EAGLE3, {"d2t": shifts + 13}),
+        "short": (EAGLE3, {"d2t": shifts[:-1]}),
+        "none": ({**LLAMA, "num_attention_heads": 0}, {"fc.weight": torch.zeros(H, 2 * H)}),
+        "words": ({"medusa_num_heads": "2"}, {"0.0.linear.weight": torch.zeros(H, H)}),
+        "null": ({"transformer_layer_config": None}, {"fc.weight": torch.zeros(H, 2 * H)}),
+    }
+    for name, (fields, weights) in broken.items():
+        with pytest.raises(ValueError, match=f"{name}: sizes in config.json and its tensors do not fit each other: "):
+            load_drafter(written(tmp_path / name, fields, weights), MODEL)
+    (tmp_path / "short" / "model.safetensors").write_bytes(b"garbage")
+    with pytest.raises(ValueError, match=r"short: sizes in config.json and its tensors do not fit each other: "):
+        load_drafter(tmp_path / "short", MODEL)
 
 
 def test_a_folder_without_weights_is_told(tmp_path: Path) -> None:

@@ -127,7 +127,11 @@ def _eagle3(fields: Mapping[str, Any], weights: dict[str, Tensor], target: Any) 
     ids = torch.arange(fields.get("draft_vocab_size") or sizes["vocab_size"])
     if "d2t" in weights:
         ids = ids + weights["d2t"].to(torch.int64)
-    if (known := weights.get("t2d")) is not None and len(ids) < len(known) and not known.bool()[ids].all():
+    if (
+        (known := weights.get("t2d")) is not None
+        and len(ids) < len(known)
+        and (not known.bool()[ids].all() or int(known.sum()) != len(ids))
+    ):
         raise ValueError("d2t and t2d name other tokens of the target")
     skipped = ("d2t", "t2d", "lm_head.weight", "verifier_norm.weight", "verifier_lm_head.weight")
     renamed = {
@@ -165,6 +169,8 @@ def _sizes(fields: Mapping[str, Any]) -> dict[str, Any]:
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ValueError(f"its rotary embedding {rope} must be of type 'default' to be computed here")
+    if (share := given.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ValueError(f"partial_rotary_factor = {share} must be 1 to be computed here: all of a head turns")
     if given.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act = {given['hidden_act']!r} must be 'silu' to be computed here")
     heads = given["num_attention_heads"]
