@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+PUBLISHED = "published"  # Medusa, EAGLE, EAGLE-3, speculators: see reference/drafters/published.py
 NAMES = {"markov_heads": "heads", "draft_layers": "small-model"}  # by the kind in config.json
 
 
@@ -26,8 +27,9 @@ def trained_for(target: str, folders: Sequence[str] = ()) -> dict[str, str]:
     for folder in [Path(one) for one in folders] or shipped():
         own = _fields(folder)
         kind = kind_of(own)
-        wanted = own.get("vocab_size"), own.get("hidden_size")
         given = sizes.get("vocab_size"), sizes.get("hidden_size")
+        # Others have their sizes elsewhere, and are held to them when they are loaded.
+        wanted = given if kind == PUBLISHED else (own.get("vocab_size"), own.get("hidden_size"))
         if folders and wanted != given:
             raise ValueError(f"{folder} drafts for a target of vocabulary and hidden size {wanted}, not {given}")
         if folders and kind in found:
@@ -38,7 +40,9 @@ def trained_for(target: str, folders: Sequence[str] = ()) -> dict[str, str]:
 
 
 def kind_of(fields: dict[str, Any]) -> str:
-    """What `train-drafter --kind` calls it."""
+    """What `train-drafter --kind` calls it; PUBLISHED for a layout of others."""
+    if "kind" not in fields:
+        return PUBLISHED
     kind = NAMES.get(str(fields.get("kind")), str(fields.get("kind")))
     if kind == "heads" and not fields.get("conditioned", True):
         return "heads-independent"
@@ -48,9 +52,9 @@ def kind_of(fields: dict[str, Any]) -> str:
 def digest_of(folder: str) -> str:
     """The first 16 hex digits of SHA-256 of all that decides what it drafts."""
     found = hashlib.sha256()
-    for name in ("config.json", "model.safetensors", "training.json", "router.json"):
-        if (file := Path(folder) / name).is_file():
-            found.update(name.encode() + file.read_bytes())
+    for file in sorted(Path(folder).iterdir()):
+        if file.suffix in (".json", ".safetensors") and file.name != "training.safetensors":
+            found.update(file.name.encode() + file.read_bytes())
     return found.hexdigest()[:16]
 
 

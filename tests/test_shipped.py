@@ -71,6 +71,9 @@ def test_named_folders_come_instead(tmp_path: Path) -> None:
     small = drafter(tmp_path / "small", kind="draft_layers", reads_features=False)
     independent = drafter(tmp_path / "independent", conditioned=False)
     folder = target(tmp_path / "target")
+    (eagle := tmp_path / "eagle").mkdir()
+    (eagle / "config.json").write_text(json.dumps({"speculators_model_type": "eagle"}))
+    assert trained_for(folder, [str(eagle)]) == {"published": str(eagle)}
     assert trained_for(folder, [heads, features, small, independent]) == {
         "heads": heads,
         "feature": features,

@@ -34,6 +34,7 @@ from specbench.reference.drafters.trained import WIDEST, load_adaptive, load_dra
 from specbench.reference.layouts import LAYOUTS
 from specbench.reference.model import LlamaModel
 from specbench.reference.steps import STEPS
+from specbench.shipped import PUBLISHED
 from specbench.steps import Steps
 from specbench.training import KINDS
 from specbench.types import NEVER_STOP, Generation, Request, Round, Sampling
@@ -165,10 +166,10 @@ def make_drafter(
     """ValueError for an unknown name, and for one that cannot be had over these models."""
     if not setting.drafter:
         return None
-    if setting.drafter in (*KINDS, *ADAPTIVE):
+    if setting.drafter in (*KINDS, PUBLISHED, *ADAPTIVE):
         return trained.make(setting, model)
     if setting.drafter not in DRAFTERS:
-        raise ValueError(unknown_name("drafter", setting.drafter, (*DRAFTERS, *KINDS, *ADAPTIVE)))
+        raise ValueError(unknown_name("drafter", setting.drafter, (*DRAFTERS, *KINDS, PUBLISHED, *ADAPTIVE)))
     if setting.drafter in CHAINS and setting.width != 1:
         raise ValueError(f"the drafter {setting.drafter!r} drafts chains: width = {setting.width} must be 1")
     return DRAFTERS[setting.drafter](setting, model, small)
