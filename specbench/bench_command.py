@@ -444,7 +444,7 @@ def _memory(args: argparse.Namespace, plan: Any, folder: str, file: RowFile, pro
     from specbench.shipped import trained_for
 
     known = {one["setting"] for one in file.records if one["kind"] == "memory"}
-    item = max(plan.items, key=lambda one: len(one.tokens))
+    item, trained = max(plan.items, key=lambda one: len(one.tokens)), trained_for(folder, args.trained)
     for setting in plan.settings:
         if setting.name in known or setting.side == "target":
             continue
@@ -458,7 +458,7 @@ def _memory(args: argparse.Namespace, plan: Any, folder: str, file: RowFile, pro
             threads=plan.threads,
             device=plan.device,
             draft_model=args.draft_model,
-            trained=trained_for(folder, args.trained),
+            trained=trained,
         )
         file.append(record)
 

@@ -170,9 +170,28 @@ def _cut(arm: Arm, max_nodes: int, max_depth: int) -> Arm:
     return Arm(arm.member, depth, min(max_nodes, math.ceil(arm.nodes * depth / arm.depth)))
 
 
-def lookup_for(arms: Sequence[Arm]) -> SuffixDrafter:
-    """That drafts as much as the largest arm."""
-    return SuffixDrafter(num_nodes=max(one.nodes for one in arms), gamma=max(one.depth for one in arms))
+def members_of(learned: Any, arms: Sequence[Arm]) -> dict[str, Any]:
+    """The drafters of the arms by name; the lookup drafts as much as the largest arm."""
+    lookup = SuffixDrafter(num_nodes=max(one.nodes for one in arms), gamma=max(one.depth for one in arms))
+    return {"lookup": lookup, "learned": learned}
+
+
+def draft_by(
+    members: Mapping[str, Any],
+    arm: Arm,
+    context: list[int],
+    *,
+    target_state: TargetState | None,
+    sampling: Sampling,
+    coins: Coins,
+) -> DraftTree:
+    """What an arm drafts; the root alone for plain decoding."""
+    if not arm.member:
+        return root_only(context[-1])
+    told = {"target_state": target_state} if arm.member == "learned" else {}
+    return members[arm.member].draft(
+        context, max_nodes=arm.nodes, max_depth=arm.depth, sampling=sampling, coins=coins, **told
+    )
 
 
 class AdaptiveDrafter:
@@ -187,7 +206,7 @@ class AdaptiveDrafter:
         if arms[0] != Arm() or len(costs.drafting) != len(arms):
             raise ValueError(f"arms must begin with {Arm()} and have a cost each, {len(costs.drafting)} are given")
         self.state_layers = getattr(learned, "state_layers", ())
-        self.members: dict[str, Any] = {"lookup": lookup_for(arms), "learned": learned}
+        self.members = members_of(learned, arms)
         self._policy, self._costs, self._arms, self._seldom = policy, costs, tuple(arms), seldom
         self.reset()
 
@@ -211,12 +230,7 @@ class AdaptiveDrafter:
         if len(context) < 2 or max_nodes < 1 or max_depth < 1:
             return root_only(context[-1])
         arm = self.choose(self.signals(context, target_state), max_nodes=max_nodes, max_depth=max_depth)
-        if not arm.member:
-            return root_only(context[-1])
-        told = {} if arm.member == "lookup" else {"target_state": target_state}
-        return self.members[arm.member].draft(
-            context, max_nodes=arm.nodes, max_depth=arm.depth, sampling=sampling, coins=coins, **told
-        )
+        return draft_by(self.members, arm, context, sampling=sampling, coins=coins, target_state=target_state)
 
     def choose(self, signals: Signals, *, max_nodes: int, max_depth: int) -> Arm:
         """The arm of the largest gain within the limits, of equals the first, as it is cut to them; plain decoding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,17 @@ def load_drafter(folder: str | Path, target: Any, *, shape: Shape | None = None)
     return HeadsDrafter(target, heads, shape=shape)
 
 
-def load_adaptive(folder: str | Path, target: Any, costs: Costs, *, routed: bool = False) -> AdaptiveDrafter:
-    """An adaptive drafter over the drafter of a folder. routed: by the router that was fitted beside it, else by the
-    cost model. ValueError where the folder has none."""
+def load_adaptive(
+    folder: str | Path, target: Any, costs: Callable[[Any], Costs], *, routed: bool = False
+) -> AdaptiveDrafter:
+    """An adaptive drafter over the drafter of a folder. costs: what its arms cost over that drafter. routed: by the
+    router that was fitted beside it, else by the cost model. ValueError where the folder has none."""
     file = Path(folder) / ROUTER
     if routed and not file.is_file():
         raise ValueError(f"{folder} has no {ROUTER}: train the drafter with longer texts, or take the cost model")
     policy = Router.load(file) if routed else CostPolicy()
-    return AdaptiveDrafter(load_drafter(folder, target, shape=WIDEST), policy, costs)
+    learned = load_drafter(folder, target, shape=WIDEST)
+    return AdaptiveDrafter(learned, policy, costs(learned))
 
 
 def load_published(folder: str | Path, target: Any, *, shape: Shape | None = None, pickles: bool = False) -> Drafter:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from specbench.protocols import LanguageModel, SeededCoins
-from specbench.reference.drafters.adaptive import ARMS, Arm, Costs, lookup_for
+from specbench.reference.drafters.adaptive import ARMS, Arm, Costs, draft_by, members_of
 from specbench.reference.drafters.folders import states_of
 from specbench.reference.layouts import flatten_causal
 from specbench.types import GREEDY, TargetState
@@ -48,18 +48,16 @@ def arm_costs(
     longest = CONTEXT + 2 * (REPETITIONS + 1)
     text = ([*tokens] * (1 + longest // len(tokens)))[:longest]
     states = states_of(model, [*text, text[0]], None, layers=getattr(learned, "state_layers", ()))
-    members = {"lookup": lookup_for(arms), "learned": learned}
+    members = members_of(learned, arms)
     settle, drafting = settling(model), []
     for arm in arms:
         spent = [0.0]
         for repetition in range(REPETITIONS + 1 if arm.member else 0):
             context = text[: CONTEXT + 2 * repetition]
-            told = {"target_state": TargetState(states[: len(context) - 1])} if arm.member == "learned" else {}
+            state = TargetState(states[: len(context) - 1])
             settle()
             start = time.perf_counter()
-            members[arm.member].draft(
-                context, max_nodes=arm.nodes, max_depth=arm.depth, sampling=GREEDY, coins=SeededCoins(0), **told
-            )
+            draft_by(members, arm, context, sampling=GREEDY, coins=SeededCoins(0), target_state=state)
             settle()
             if repetition:  # the first reads the whole text
                 spent.append(time.perf_counter() - start)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ from specbench.reference.drafters.growth import BestFirst
 from specbench.reference.drafters.ngram import NGramDrafter
 from specbench.reference.drafters.sampled import SampledDrafter
 from specbench.reference.drafters.suffix import SuffixDrafter
-from specbench.reference.drafters.trained import WIDEST, load_adaptive, load_drafter
+from specbench.reference.drafters.trained import load_adaptive, load_drafter
 from specbench.reference.layouts import LAYOUTS
 from specbench.reference.model import LlamaModel
 from specbench.reference.steps import STEPS
@@ -143,8 +144,7 @@ class Trained:
                     f"the drafter {setting.drafter!r} takes its own widths: width = {setting.width} must be 1"
                 )
             folder = self._folder(next(iter(self.folders), ""), setting.drafter)
-            costs = self.costs(load_drafter(folder, model, shape=WIDEST))
-            return load_adaptive(folder, model, costs, routed=setting.drafter == "router")
+            return load_adaptive(folder, model, self.costs, routed=setting.drafter == "router")
         shape = BestFirst(setting.gamma * setting.width, depth=setting.gamma, beam=BEAM, width=BEAM)
         return load_drafter(self._folder(setting.drafter, setting.drafter), model, shape=shape)
 
@@ -175,21 +175,23 @@ def make_drafter(
     return DRAFTERS[setting.drafter](setting, model, small)
 
 
-def stamped(steps: Steps, log: list[Stamp], *, clock: Callable[[], float], settle: Callable[[], object]) -> Steps:
-    """The same steps, each of which leaves a stamp. settle: waits for the device behind each forward."""
-
-    def timed(step: Callable[..., Any], code: int) -> Any:
-        return _timed(step, code, log, clock)
-
-    def forward(*args: Any, **keywords: Any) -> Any:
-        out = steps.forward(*args, **keywords)
+def _settled(forward: Callable[..., Any], settle: Callable[[], object]) -> Callable[..., Any]:
+    def run(*args: Any, **keywords: Any) -> Any:
+        out = forward(*args, **keywords)
         settle()
         return out
 
+    return run
+
+
+def stamped(steps: Steps, log: list[Stamp], *, clock: Callable[[], float], settle: Callable[[], object]) -> Steps:
+    """The same steps, each of which leaves a stamp. settle: waits for the device behind each forward."""
+
+    timed = partial(_timed, log=log, clock=clock)
     return replace(
         steps,
         draft=timed(steps.draft, DRAFT),
-        forward=timed(forward, VERIFY),
+        forward=timed(_settled(steps.forward, settle), VERIFY),
         walk=timed(steps.walk, VERIFY),
         sample=timed(steps.sample, VERIFY),
         commit=timed(steps.commit, COMMIT),
@@ -201,17 +203,10 @@ def stamped_batch(
 ) -> BatchSteps:
     """The same for the steps of a batch."""
 
-    def timed(step: Callable[..., Any], code: int) -> Any:
-        return _timed(step, code, log, clock)
-
-    def forward(*args: Any, **keywords: Any) -> Any:
-        out = steps.forward(*args, **keywords)
-        settle()
-        return out
-
+    timed = partial(_timed, log=log, clock=clock)
     return replace(
         steps,
-        forward=timed(forward, VERIFY),
+        forward=timed(_settled(steps.forward, settle), VERIFY),
         verify=timed(steps.verify, VERIFY),
         sample=timed(steps.sample, VERIFY),
         commit=timed(steps.commit, COMMIT),

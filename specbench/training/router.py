@@ -14,9 +14,17 @@ import torch
 from torch import Tensor
 
 from specbench.protocols import SeededCoins
-from specbench.reference.drafters.adaptive import ARMS, AdaptiveDrafter, Arm, CostPolicy, Costs, Router, Signals
+from specbench.reference.drafters.adaptive import (
+    ARMS,
+    AdaptiveDrafter,
+    Arm,
+    CostPolicy,
+    Costs,
+    Router,
+    Signals,
+    draft_by,
+)
 from specbench.training.texts import Progress, Text
-from specbench.tree import DraftTree
 from specbench.types import GREEDY, TargetState
 
 EVERY = 3  # places of a text that are looked at
@@ -53,12 +61,7 @@ def places_of(
 
 
 def _accepted(drafter: AdaptiveDrafter, arm: Arm, context: list[int], state: TargetState, coming: Sequence[int]) -> int:
-    if not arm.member:
-        return 0
-    told = {"target_state": state} if arm.member == "learned" else {}
-    tree: DraftTree = drafter.members[arm.member].draft(
-        context, max_nodes=arm.nodes, max_depth=arm.depth, sampling=GREEDY, coins=SeededCoins(0), **told
-    )
+    tree = draft_by(drafter.members, arm, context, sampling=GREEDY, coins=SeededCoins(0), target_state=state)
     node = num = 0
     for token in coming:
         node = next((one for one in tree.children(node) if tree.token_list[one] == token), 0)
