@@ -152,6 +152,15 @@ class DraftTree:
         """Tokens from the root to `node`, both included."""
         return [self.token_list[one] for one in self.path_to(node)]
 
+    def longest_match(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes of the path below the root that spells the beginning of `tokens` furthest."""
+        best: list[int] = []
+        for node in range(1, self.num_nodes):
+            spelt = self.path_tokens(node)[1:]
+            if len(spelt) > len(best) and spelt == list(tokens[: len(spelt)]):
+                best = self.path_to(node)[1:]
+        return best
+
     def leaves(self) -> list[int]:
         return [node for node in range(self.num_nodes) if not self.children(node)]
 

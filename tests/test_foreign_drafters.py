@@ -34,7 +34,6 @@ from specbench.drafters.run import (
     Acceptance,
     Result,
     Text,
-    longest_match,
     page,
     replay,
     run_drafters,
@@ -589,8 +588,8 @@ def test_a_replay_counts_the_longest_match_of_each_tree():
 
 
 def test_a_match_is_a_beginning_and_never_a_later_part():
-    assert longest_match(DraftTree.of([9, 2, 1, 2], [-1, 0, 0, 2]), [1, 2]) == [2, 3]
-    assert longest_match(chain([9, 2, 3]), [1, 2, 3]) == []
+    assert DraftTree.of([9, 2, 1, 2], [-1, 0, 0, 2]).longest_match([1, 2]) == [2, 3]
+    assert chain([9, 2, 3]).longest_match([1, 2, 3]) == []
 
 
 def test_weights_are_rounded_to_seven_steps_each_way():

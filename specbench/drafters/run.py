@@ -26,7 +26,6 @@ from specbench.profiles import PROFILES, Profile
 from specbench.prompts import CATEGORIES, Prompt, encode, load_prompts
 from specbench.protocols import Drafter, SeededCoins
 from specbench.record import BUG, EQUAL, NOT_TESTED
-from specbench.tree import DraftTree
 from specbench.types import GREEDY, Stop, VerifyResult
 
 GAMMA = 4  # drafts in a chain, and levels of a tree
@@ -297,7 +296,7 @@ def replay(drafter: Drafter, text: Text, *, gamma: int = GAMMA, max_nodes: int =
             tree = drafter.draft(
                 list(context), max_nodes=max_nodes, max_depth=max_depth, sampling=GREEDY, coins=SeededCoins(0)
             )
-            path, depth, num_nodes = longest_match(tree, left), int(tree.depth.max()), tree.num_drafts
+            path, depth, num_nodes = tree.longest_match(left), int(tree.depth.max()), tree.num_drafts
         emitted = left[: len(path) + 1]
         if callable(observe := getattr(drafter, "observe", None)):
             observe(VerifyResult(tuple(path), emitted[-1]))
@@ -306,16 +305,6 @@ def replay(drafter: Drafter, text: Text, *, gamma: int = GAMMA, max_nodes: int =
         context += emitted
         done += len(emitted)
     return found
-
-
-def longest_match(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
-    """The nodes of the path below the root that spells the beginning of `tokens` furthest."""
-    best: list[int] = []
-    for node in range(1, tree.num_nodes):
-        spelt = tree.path_tokens(node)[1:]
-        if len(spelt) > len(best) and spelt == list(tokens[: len(spelt)]):
-            best = tree.path_to(node)[1:]
-    return best
 
 
 class _Only:

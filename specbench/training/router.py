@@ -62,13 +62,7 @@ def places_of(
 
 def _accepted(drafter: AdaptiveDrafter, arm: Arm, context: list[int], state: TargetState, coming: Sequence[int]) -> int:
     tree = draft_by(drafter.members, arm, context, sampling=GREEDY, coins=SeededCoins(0), target_state=state)
-    node = num = 0
-    for token in coming:
-        node = next((one for one in tree.children(node) if tree.token_list[one] == token), 0)
-        if not node:
-            break
-        num += 1
-    return num
+    return len(tree.longest_match(coming))
 
 
 def fit_router(
